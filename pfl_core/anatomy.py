@@ -24,7 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 from pfl_core import models
 from pfl_core.util import checks, identity
-from pfl_core.util.draws import Draws
+from pfl_core.util.draws import Draws, unmoved
+
+HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
 
 
 @dataclass(eq=False)
@@ -234,12 +236,18 @@ def examined(name: str, model: nn.Module, x: Tensor, classes: int, batch: int) -
     ValueError
         If it does not make scores (B, classes), in evaluation or in training mode.
     """
-    models.check_fit(name, model, x, classes)
-    if not models.is_ours(model):
-        _check_training(name, model, x, classes)
-        for training in (False, True):
-            _check_memory(name, model, x, training)
-        _check_mixing(name, model, x)
+    if models.is_ours(model):
+        models.check_fit(name, model, x, classes)
+    else:
+        with _unshared(name, model):
+            # What is bound to a global generator has one of its own in a copy.
+            _beside(name, models.copied(name, model))
+            with unmoved(f"model {name!r}"):
+                models.check_fit(name, model, x, classes)
+                _check_training(name, model, x, classes)
+            for training in (False, True):
+                _check_memory(name, model, x, training)
+            _check_mixing(name, model, x)
     if batch == 1 and models.bn(model):
         cure = "BatchNorm needs several values of a channel: use batch=2 or more"
         _check_training(name, model, x[:1], classes, f" with batch=1 ({cure})")
@@ -318,7 +326,7 @@ def _check_memory(name: str, model: nn.Module, x: Tensor, training: bool) -> Non
             with contextlib.suppress(*models.REFUSED), Draws(0):
                 used.load_state_dict(state, strict=False)
                 used(x.clone())
-            kept.append(_beside(used))
+            kept.append(_beside(name, used))
     keeps = (
         "it keeps something from call to call that is no registered buffer, and clients would get "
         "each other's; keep it by register_buffer, without persistent=False, or compute it in each "
@@ -333,6 +341,26 @@ def _check_memory(name: str, model: nn.Module, x: Tensor, training: bool) -> Non
         raise ValueError(
             f"model {name!r} changes {counted[0]} each time the same samples are given: {keeps}"
         )
+
+
+@contextlib.contextmanager
+def _unshared(name: str, model: nn.Module) -> Iterator[None]:
+    # ValueError where copies of the model that run within it change what the model itself holds:
+    # they share its functions, and the variables that these close over.
+    before, failed = _beside(name, model), None
+    try:
+        yield
+    except ValueError as error:
+        failed = error
+    if changed := [n for n, v in _beside(name, model).items() if v != before.get(n)]:
+        raise ValueError(
+            f"model {name!r}: a copy of it that runs changes {changed[0]} of the others, or what "
+            "that reads: copies share functions and the variables around them (closures), so "
+            "clients that train at the same time would get each other's; keep it in an attribute "
+            "of the module that forward itself sets, or return it"
+        ) from failed
+    if failed:
+        raise failed
 
 
 def _check_mixing(name: str, model: nn.Module, x: Tensor) -> None:
@@ -405,13 +433,23 @@ class _Eps(TorchDispatchMode):
         return out
 
 
-def _beside(model: nn.Module) -> dict[str, str]:
-    # What modules hold beside what torch registers, by content.
-    torchs, found = vars(nn.Module()), {}
+def _beside(name: str, model: nn.Module) -> dict[str, str]:
+    # What modules hold beside what torch registers, and their hooks, by content; ValueError for a
+    # generator among it.
+    torchs, found = vars(nn.Module()).keys() - HOOKS, {}
     for path, module in model.named_modules():
-        for n in vars(module).keys() - torchs.keys():
-            with contextlib.suppress(ValueError):  # a generator: what it draws, scores show
-                found[f"{path}.{n}".lstrip(".")] = identity.contents(vars(module)[n])
+        for n in sorted(vars(module).keys() - torchs):
+            place = f"{path}.{n}".lstrip(".")
+            held = vars(module)[n]
+            try:
+                found[place] = identity.contents(list(held.values()) if n in HOOKS else held)
+            except ValueError as error:
+                raise ValueError(
+                    f"model {name!r}: {place} is or holds a generator of random numbers, which goes "
+                    "on from client to client, in the order in which threads get to it; draw with "
+                    "torch.rand, torch.randn or nn.Dropout (they are seeded for each client), or "
+                    "make the generator where it is used, from a seed"
+                ) from error
     return found
 
 

@@ -2,7 +2,10 @@
 
 import contextlib
 import copy
+import functools
+import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -547,6 +550,137 @@ def test_what_a_model_counts_beside_its_buffers_is_refused(name, kind):
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_what_a_model_keeps_and_does_not_change_is_taken(name):
     examined("mine", Counts(CONSTANTS[name]), torch.zeros(2, *SHAPE), C, 4)
+
+
+def of_random(seed):
+    return random.Random(seed).random
+
+
+def drawn_by(g):
+    return lambda: torch.rand(1, generator=g).item()
+
+
+def hooked(model):
+    g = np.random.default_rng(0)
+    model.fc.register_forward_hook(lambda module, given, out: out * (g.random() > 0.1))
+
+
+# what a model holds, by the name under which it is refused
+GENERATORS = {
+    "numpy's": (lambda m: setattr(m, "own", np.random.default_rng(0)), "own"),
+    "numpy's old": (lambda m: setattr(m, "own", np.random.RandomState(0)), "own"),
+    "Python's": (lambda m: setattr(m, "own", random.Random(0)), "own"),
+    "torch's": (lambda m: setattr(m, "own", torch.Generator()), "own"),
+    "in a list": (lambda m: setattr(m, "own", [1, [np.random.default_rng(0)]]), "own"),
+    "in a dict": (lambda m: setattr(m, "own", {"a": {"b": random.Random(0)}}), "own"),
+    "in an inner module": (lambda m: setattr(m.body[1], "own", random.Random(0)), "body.1.own"),
+    "in an object": (lambda m: setattr(m, "own", SimpleNamespace(g=random.Random(0))), "own"),
+    "a method": (lambda m: setattr(m, "own", of_random(0)), "own"),
+    "the copied method of a global one": (lambda m: setattr(m, "own", np.random.rand), "own"),
+    "in a closure": (lambda m: setattr(m, "own", drawn_by(torch.Generator())), "own"),
+    "in a hook": (hooked, "fc._forward_hooks"),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_model_that_holds_a_generator_is_refused(name, registry):
+    hold, place = GENERATORS[name]
+
+    def made():
+        model = Plain()
+        hold(model)
+        return model
+
+    experiment, fed = own(made)
+    said = f"'mine': {place} is or holds a generator of random numbers.*draw with torch.rand"
+    with pytest.raises(ValueError, match=said):
+        run(experiment, fed=fed, on_round=lambda r, history: pytest.fail("it trained"))
+
+
+@pytest.mark.parametrize("draw", [lambda: np.random.rand(), lambda: random.random()])
+@pytest.mark.parametrize("kind", [Counts, Trains])
+def test_a_model_that_draws_from_a_global_generator_is_refused_for_that(draw, kind, registry):
+    experiment, fed = own(lambda: kind(lambda m, z: z.mul_(draw())))
+    with pytest.raises(ValueError, match="'mine': code of yours moved .* global generator"):
+        run(experiment, fed=fed)
+
+
+def into(store):
+    return lambda module, given, out: store.update(z=out.detach())
+
+
+def counting():
+    calls = 0
+
+    def count(module, given):
+        nonlocal calls
+        calls += 1
+
+    return count
+
+
+class Hooked(Plain):
+    """What `hook` does to it, and what its own method keeps by a hook."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.kept = None
+        hook(self)
+
+    def _keep(self, module, given, out):
+        self.kept = out
+
+    def forward(self, x):
+        z = self.body(x)
+        if "act" in vars(self):
+            self.act(z)
+        return self.fc(z)
+
+
+def by_the_model(m):
+    m.body.register_forward_hook(lambda module, given, out: setattr(m, "kept", out.detach()))
+
+
+# what is held outside of the module, by what reads it
+SHARED = {
+    "a dict": (lambda m: m.body.register_forward_hook(into({})), "body._forward_hooks"),
+    "before": (lambda m: m.fc.register_forward_pre_hook(counting()), "fc._forward_pre_hooks"),
+    "the model": (by_the_model, "kept"),
+    "a function": (lambda m: setattr(m, "act", (lambda s: lambda z: s.append(1))([])), "act"),
+    "in a list": (
+        lambda m: [setattr(m, "acts", [into({})]), m.fc.register_forward_hook(m.acts[0])],
+        "acts",
+    ),
+}
+UNSHARED = {
+    "a method": lambda m: m.body.register_forward_hook(m._keep),
+    "a partial of a method": lambda m: m.body.register_forward_hook(functools.partial(m._keep)),
+    "a constant": lambda m: m.body.register_forward_hook((lambda c: lambda m, i, z: z * c)(2.0)),
+    "a function": lambda m: setattr(m, "act", lambda z: setattr(z, "seen", 1)),
+    "nothing": lambda m: None,
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_copies_of_a_model_share_may_not_change(name):
+    hook, place = SHARED[name]
+    said = f"'mine': a copy of it that runs changes {place} of the others.*that forward itself sets"
+    with pytest.raises(ValueError, match=said):
+        examined("mine", Hooked(hook), torch.zeros(2, *SHAPE), C, 4)
+
+
+@pytest.mark.parametrize("name", UNSHARED)
+def test_hooks_that_copies_do_not_share_are_taken(name):
+    examined("mine", Hooked(UNSHARED[name]), torch.zeros(2, *SHAPE), C, 4)
+
+
+def test_what_a_copy_does_not_find_is_said_to_be_shared():
+    def hook(m):
+        by_the_model(m)
+        m.act = lambda z: z + None  # it fails
+
+    with pytest.raises(ValueError, match="a copy of it that runs changes kept of the others"):
+        examined("mine", Hooked(hook), torch.zeros(2, *SHAPE), C, 4)
 
 
 class Evaluates(nn.Module):

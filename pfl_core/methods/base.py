@@ -179,8 +179,9 @@ class Method:
 
     A subclass with a `name` is registered under it when it is created. Its annotated attributes are
     its hyper-parameters: every subclass is made a frozen dataclass, without a decorator.
-    util/fields.py says how to declare what they may be. Hooks read them, and `self.task`: names
-    and sizes of the model, and the experiment's settings (`self.task.config`).
+    util/fields.py says how to declare what they may be; a plain `mu = 5.0` gives one of a parent
+    another default. Hooks read them, and `self.task`: names and sizes of the model, and the
+    experiment's settings (`self.task.config`).
 
     Examples
     --------
@@ -347,7 +348,7 @@ class Method:
     def __init_subclass__(cls, **kw: Any) -> None:
         super().__init_subclass__(**kw)
         doc = cls.__doc__
-        dataclass(frozen=True, eq=False)(cls)
+        fields.frozen(cls)
         # Those of Method stay, and a class may have the decorator that version 0.1 asked for.
         del cls.__setattr__, cls.__delattr__
         fields.check_names(cls.name or cls.__name__, cls, Method)
@@ -396,7 +397,7 @@ class Method:
 
     def _repr_html_(self) -> str:
         facts = {
-            f.name: f"{getattr(self, f.name)!r}: {f.metadata.get('doc', '')}".rstrip(": ")
+            f.name: f"{getattr(self, f.name)!r}: {fields.about(f).get('doc', '')}".rstrip(": ")
             for f in dataclasses.fields(self)
         }
         return card(f"{self.name}: {_first_line(type(self))}", facts)

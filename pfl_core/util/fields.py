@@ -9,7 +9,7 @@ The annotation is the type; `float | None` allows None, too, whose meaning `doc`
 hyper-parameter, `doc` also says at which value the method becomes another one, and in parentheses
 where the default is from. A plain `lam: float = 1.0` is one of any finite value. Errors, help and
 documentation read the declaration, and so does a random search: `search=log_uniform(0.01, 1)` says
-which values are worth a try.
+which values are worth a try. In a subclass `lam = 2.0` is another default, and all else stays.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +112,8 @@ def among(*values: Any) -> Search:
     return Search(values)
 
 
+# What parents declare of fields that are annotated anew. Ids read `metadata`: there it is not.
+_of_parent: dict[dataclasses.Field, Mapping[str, Any]] = {}
 Legal = Range | tuple[Any, ...] | None  # numbers between ends; some values; any of the type
 
 
@@ -147,25 +150,61 @@ def value(default: Any, doc: str, *, given: str = "", search: Search | None = No
     random search draws it from.
     """
     about = {"doc": doc, "given": given, "search": search}
+    return _field(default, about)
+
+
+def _field(default: Any, about: Mapping[str, Any]) -> Any:
     if isinstance(default, dict | list):  # each object gets one of its own
         return field(default_factory=lambda: copy.deepcopy(default), metadata=about)
     return field(default=default, metadata=about)
 
 
+def frozen(cls: type) -> None:
+    """Make a class a frozen dataclass that declares anew what it says of its parents' fields.
+
+    A plain value is the default, whether it is annotated or not; all else stays as declared.
+    """
+    parents = [getattr(parent, "__dataclass_fields__", {}) for parent in cls.__mro__[:0:-1]]
+    known: dict[str, dataclasses.Field] = {n: f for of in parents for n, f in of.items()}
+    own = dict(cls.__annotations__)
+    for name in known.keys() - own.keys():
+        f, default = known[name], getattr(cls, name, known[name].default)
+        if default is not f.default and not hasattr(default, "__get__"):
+            cls.__annotations__[name] = f.type
+            declared = isinstance(default, dataclasses.Field)
+            setattr(cls, name, default if declared else _field(default, about(f)))
+    dataclass(frozen=True, eq=False)(cls)
+    for name in known.keys() & own.keys():
+        f = vars(cls)["__dataclass_fields__"][name]
+        if not f.metadata and _alike(f.type, known[name].type):
+            _of_parent[f] = about(known[name])
+
+
+def about(f: dataclasses.Field) -> Mapping[str, Any]:
+    """What is declared of a field, by its class or by a parent of it."""
+    return _of_parent.get(f, f.metadata)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    # Whether a declaration of one type says something of another: float, and float | None.
+    names = (getattr(t, "__name__", str(t)).split(" | ") for t in (one, other))
+    return bool(set.intersection(*map(set, names)) - {"None"})
+
+
 def searched(thing: Any) -> dict[str, Search]:
     """{field: what a random search draws it from} of those fields that declare it."""
-    found = {f.name: f.metadata.get("search") for f in dataclasses.fields(thing)}
+    found = {f.name: about(f).get("search") for f in dataclasses.fields(thing)}
     return {name: search for name, search in found.items() if search is not None}
 
 
 def kind(f: dataclasses.Field) -> str:
     """The type of what may be given for a field."""
-    return f.metadata.get("given") or getattr(f.type, "__name__", str(f.type))
+    return about(f).get("given") or getattr(f.type, "__name__", str(f.type))
 
 
 def allowed(f: dataclasses.Field) -> str:
     """What a field may be, in words: "a number >= 0", "one of own, global"."""
-    return said(kind(f), f.metadata.get("allowed"))
+    return said(kind(f), about(f).get("allowed"))
 
 
 def said(kind: str, legal: Legal) -> str:
@@ -189,7 +228,7 @@ def check(where: str, thing: Any) -> None:
 
 def check_value(where: str, f: dataclasses.Field, given: Any) -> None:
     """Raise ValueError unless a value is what a field's declaration allows, as `check` does."""
-    legal = f.metadata.get("allowed")
+    legal = about(f).get("allowed")
     checks.kind(where, f.name, given, kind(f))
     if legal is not None and given is not None and given not in legal:
         raise ValueError(f"{where}({f.name}={given!r}): allowed is {allowed(f)}")
@@ -220,8 +259,8 @@ def documented(doc: str, cls: type) -> str:
     for f in dataclasses.fields(cls):
         default = "" if f.default is dataclasses.MISSING else f", default {f.default!r}"
         out.append(f"{f.name} : {allowed(f)}{default}")
-        if about := f.metadata.get("doc"):
-            out.append(f"    {about}")
-        if search := f.metadata.get("search"):
+        if doc_of := about(f).get("doc"):
+            out.append(f"    {doc_of}")
+        if search := about(f).get("search"):
             out.append(f"    A random search draws it from {search}.")
     return "\n".join(out) + "\n" if dataclasses.fields(cls) else doc

@@ -6,6 +6,7 @@ import inspect
 import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from pfl_core.methods import base
 from pfl_core.methods.base import METHODS, Method, list_methods, make_method
 from pfl_core.methods.fedavg import FedAvg
 from pfl_core.stacked import expand, weighted_mean
+from pfl_core.util import fields, identity
 from pfl_core.util.fields import choice, number
 from tests.core.methods.core_shared import run
 from tests.core.methods.setting import CONFIG, assert_same, client_data, leaves, setup, under
@@ -238,6 +240,85 @@ def test_help_and_the_card_show_hyper_parameters():
 def test_a_method_survives_pickling_and_copying():
     for m in (PulledMore(lam=1.0), pickle.loads(pickle.dumps(PulledMore(lam=1.0)))):
         assert (m.lam, m.near, copy.deepcopy(m).lam) == (1.0, "start", 1.0)
+
+
+def declared(cls, name):
+    """What is said of a field, but for its default."""
+    (f,) = [f for f in dataclasses.fields(cls) if f.name == name]
+    return fields.allowed(f), dict(fields.about(f))
+
+
+def mixed(parent, **body):
+    return type("Mixed", (type("Mix", (), body), parent), {"__doc__": "Mixed.", "name": ""})
+
+
+def child(parent, **body):
+    return type("Child", (parent,), body | {"__doc__": "Another default.", "name": ""})
+
+
+def annotated(parent, **body):
+    name = next(iter(body))
+    kind = next(f.type for f in dataclasses.fields(parent) if f.name == name)
+    return child(parent, __annotations__={name: kind}, **body)
+
+
+def grandchild(parent, **body):
+    return child(child(parent, **body))
+
+
+def diamond(parent, **body):
+    return type(
+        "Diamond", (child(parent), child(parent, **body)), {"__doc__": "Of two.", "name": ""}
+    )
+
+
+PLAIN = [(PulledMore, "lam", 2.5), (PulledMore, "near", "zero"), (PulledMore, "more", 7)]
+PLAIN += [
+    (cls, name, search.draw(np.random.default_rng(1)))
+    for cls in METHODS.values()
+    if identity.is_ours(cls)
+    for name, search in fields.searched(cls).items()
+]
+
+
+@pytest.mark.parametrize("way", [child, annotated, grandchild, mixed, diamond])
+@pytest.mark.parametrize("cls, name, new", PLAIN)
+def test_a_plain_value_in_a_subclass_is_its_new_default_and_all_else_stays(way, cls, name, new):
+    made = way(cls, **{name: new})
+    assert getattr(made(), name) == getattr(made, name) == new
+    assert getattr(cls(), name) == getattr(cls, name) and getattr(made(**{name: new}), name) == new
+    assert declared(made, name) == declared(cls, name)
+    assert [f.name for f in dataclasses.fields(made)] == [f.name for f in dataclasses.fields(cls)]
+    assert fields.searched(made) == fields.searched(cls)
+    assert f"{name} : {declared(cls, name)[0]}, default {new!r}" in made.__doc__
+    for wrong in (object(), float("nan")):
+        for make in (lambda v: made(**{name: v}), lambda v: way(cls, **{name: v})()):
+            with pytest.raises(ValueError, match=rf"\({name}=.*allowed is"):
+                make(wrong)
+
+
+def test_a_plain_value_in_a_subclass_trains_and_has_an_id_of_its_own(pulled):
+    class Strong(Pulled):
+        name = "strong_for_test"
+        lam = 0.5
+
+    class Same(Pulled):
+        name = "same_for_test"
+
+    _, (a, *_), *_ = run("strong_for_test")
+    _, (b, *_), *_ = run("pulled_for_test", args={"lam": 0.5})
+    assert_same(a, b)
+    digests = {identity.digest(cls) for cls in (Strong, Same, Pulled)}
+    assert len(digests) == 3
+
+
+def test_a_field_of_another_type_is_declared_anew():
+    class Steps(PulledMore):
+        more: str = "none"
+        lam: int = 9
+
+    assert fields.allowed(Steps.__dataclass_fields__["more"]) == "str"
+    assert (Steps().more, Steps().lam) == ("none", 9)
 
 
 def test_a_users_method_trains(pulled):

@@ -14,9 +14,9 @@ from pfl_core.analysis import plots
 from pfl_core.analysis.noise import ONE_MODEL, Column, Interval
 from pfl_core.analysis.select import KINDS, MOMENTS, RUN, SELECT, alike, grouped, pick, tuples
 from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
-from pfl_core.experiments import listing
+from pfl_core.experiments import listing, settings
 from pfl_core.experiments.metrics import LOST, UNTESTED
-from pfl_core.experiments.store import Result
+from pfl_core.experiments.store import Result, finished
 from pfl_core.util import checks, paths, sums
 from pfl_core.util.cards import markdown, span
 
@@ -61,8 +61,9 @@ def table(
     Raises
     ------
     TypeError, ValueError
-        For what is neither; for runs of one cell that differ in more than the seed; for a row,
-        field or metric that is not there.
+        For what is neither; for runs of one cell that differ in more than the seed; for rows of a
+        column that have other data of a user's own under one seed; for a row, field or metric that
+        is not there.
 
     Notes
     -----
@@ -93,7 +94,9 @@ def table(
             f"table: no {metric} of test data at when={when!r}, average={average!r}; there are "
             f"{'; '.join(there) or 'none'}"
         )
-    cells = _cells(alike(picked, ["row", "column"]), lost, metric, when, against)
+    picked = alike(picked, ["row", "column"])
+    _check_data(picked, given)
+    cells = _cells(picked, lost, metric, when, against)
     counted = _counted(frame, picked, metric)
     said = f"{_measure(metric)}{counted}, {average} mean, {SELECT[select]}, "
     digits = (3 if counted else 2) if digits is None else digits
@@ -322,7 +325,7 @@ def _side(results: list[Result], side: str, fields: Labels, but: Sequence[str] =
     # The label of each run on one side of the table; fields in `but` label the other one.
     if names := _names(fields):
         flat = [listing.fields_of(r.experiment) for r in results]
-        for name in names:
+        for name in names if results else ():  # those of frames are looked at there
             if not any(name in f for f in flat):
                 checks.known("field", name, sorted({n for f in flat for n in f}))
         return [", ".join(_said(f.get(name)) for name in names) for f in flat]
@@ -334,6 +337,34 @@ def _side(results: list[Result], side: str, fields: Labels, but: Sequence[str] =
 
 def _said(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else "default" if value is None else str(value)
+
+
+def _check_data(picked: pd.DataFrame, given: Sequence[Any]) -> None:
+    # ValueError where rows of a column have other data of a user's own under one seed: what is
+    # shown between them is paired by seed. Of rows alone, the store knows their data.
+    own = picked[picked.dataset == "own"]
+    if not own.duplicated(["column", "seed"]).any():
+        return
+    known = {r.id: r.meta.get("pool") for r in given if isinstance(r, Result)}
+    for run in {*own.run} - {*known}:
+        known |= {r.id: r.meta.get("pool") for r in finished(run) if r.id == run}
+    for (column, seed), of in grouped(own, ["column", "seed"]):
+        data = dict(zip(of.row, of.run.map(known), strict=True))
+        if of.run.map(known).isna().any():  # they lie in another store
+            apart = settings.differences(of.setting).get("pool", [])
+            told = dict(zip(of.setting.unique(), apart, strict=False))
+            data = dict(zip(of.row, of.setting.map(told), strict=True)) if told else {}
+        first = next(iter(data), "")
+        other = next((row for row, v in data.items() if v != data[first]), None)
+        if other is not None:
+            where = f"column {column!r}, seed {seed}" if column else f"seed {seed}"
+            sums = " and ".join(str(data[row])[:8] for row in (first, other))
+            raise ValueError(
+                f"table: rows {first!r} and {other!r} are over other data or clients ({where}: "
+                f"data {sums}), so they are not compared; run all methods over one Federation a "
+                "seed, in one sweep, or give each Federation a column of its own: "
+                'Experiment(tags={"column": ...})'
+            )
 
 
 # -- the numbers -----------------------------------------------------------------------------------

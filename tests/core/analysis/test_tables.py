@@ -387,3 +387,76 @@ def test_who_serves_all_clients_one_model_is_known(name, tmp_path, monkeypatch):
         first, *others = (found.model(i)(x) for i in range(3))
     alike = all(torch.equal(first, other) for other in others)
     assert alike == (name in ONE_MODEL) or (alike and name in HERE)
+
+
+OWN = Experiment(dataset="own", model="mlp", rounds=1)
+SEEDS = (0, 1)
+
+
+def swept(fed, *methods):
+    return sweep([OWN.but(method=m, seed=s) for m in methods for s in SEEDS], fed=fed, device="cpu")
+
+
+def ran(fed, *methods):
+    return [
+        run(OWN.but(method=m, seed=s), fed=fed(s), device="cpu") for m in methods for s in SEEDS
+    ]
+
+
+def dealt_anew():
+    """One function, two sweeps: equal settings over other clients."""
+    where = [0]
+
+    def fed(seed, where=where):
+        where[0] += 1
+        return federation(where[0])
+
+    return [swept(fed, "fedavg"), swept(fed, "fedper")]
+
+
+OTHER = {
+    "results": lambda: [*ran(lambda s: federation(1), "fedavg"), *ran(lambda s: federation(2), "fedper")],
+    "frames": lambda: [swept(federation(1), "fedavg"), swept(federation(2), "fedper")],
+    "one frame": lambda: [pd.concat([swept(federation(1), "fedavg"), swept(federation(2), "fedper")])],
+    "both": lambda: [*ran(lambda s: federation(1), "fedavg"), swept(federation(2), "fedper")],
+    "function": dealt_anew,
+    "one seed of two": lambda: [
+        swept(federation, "fedavg"), swept(lambda seed: federation(2 * seed), "fedper")
+    ],
+}  # fmt: skip
+SAME = {
+    "one Federation": lambda: [swept(federation(1), "fedavg", "fedper")],
+    "a Federation a seed": lambda: [swept(federation, "fedavg", "fedper")],
+    "two sweeps": lambda: [swept(federation, "fedavg"), swept(federation, "fedper")],
+    "results": lambda: ran(lambda s: federation(1), "fedavg", "fedper"),
+}
+
+
+@pytest.mark.parametrize("way", OTHER)
+def test_rows_over_other_data_of_ones_own_are_not_compared(way, tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    given = OTHER[way]()
+    frames = [g if isinstance(g, pd.DataFrame) else g.rows for g in given]
+    for some in (given, given[::-1], frames):
+        with pytest.raises(
+            ValueError, match="other data or clients .*one Federation a seed.*column"
+        ):
+            table(*some, rows="method")
+    # Each in a column of its own is no comparison.
+    apart = [f.assign(column=f.method) for f in frames]
+    assert not table(*apart).cells.empty
+
+
+def test_rows_of_another_store_are_told_apart_by_their_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "a"))
+    given = [swept(federation(1), "fedavg"), swept(federation(2), "fedper")]
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path / "b"))
+    with pytest.raises(ValueError, match="other data or clients"):
+        table(*given)
+
+
+@pytest.mark.parametrize("way", SAME)
+def test_rows_over_the_same_data_seed_by_seed_are_compared(way, tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    found = table(*SAME[way](), rows="method", against="fedavg").cells
+    assert found.seeds.tolist() == [2, 2] and found.difference.notna().tolist() == [False, True]

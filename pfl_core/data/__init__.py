@@ -6,6 +6,7 @@ __all__ = [
     "checksum",
     "client_data",
     "federation",
+    "files",
     "names",
     "partition",
     "pools",

@@ -85,7 +85,7 @@ def models_are_gone(w: World) -> Iterator[None]:
 def models_of_a_source_are_gone(w: World) -> Iterator[None]:
     (w.has(KEEPS) / "models.pt").unlink()
     yield
-    return w.run(E.but(seed=2, init_from=E))
+    return w.run(E.but(lr=0.3, init_from=E))
 
 
 def link_to_another_run(w: World) -> Iterator[None]:

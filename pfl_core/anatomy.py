@@ -445,10 +445,10 @@ def _beside(name: str, model: nn.Module) -> dict[str, str]:
                 found[place] = identity.contents(list(held.values()) if n in HOOKS else held)
             except ValueError as error:
                 raise ValueError(
-                    f"model {name!r}: {place} is or holds a generator of random numbers, which goes "
-                    "on from client to client, in the order in which threads get to it; draw with "
-                    "torch.rand, torch.randn or nn.Dropout (they are seeded for each client), or "
-                    "make the generator where it is used, from a seed"
+                    f"model {name!r}: {place} is or holds a generator of random numbers, which "
+                    "goes on from client to client, in the order in which threads get to it; draw "
+                    "with torch.rand, torch.randn or nn.Dropout (they are seeded for each "
+                    "client), or make the generator where it is used, from a seed"
                 ) from error
     return found
 

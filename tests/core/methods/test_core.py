@@ -324,7 +324,7 @@ def test_a_field_of_another_type_is_declared_anew():
 def test_a_users_method_trains(pulled):
     _, (a, *_), *_ = run("pulled_for_test", args={"lam": 0.0})
     _, (b, *_), *_ = run("fedavg")
-    assert_same(a, b)
+    assert_same(a, b, exact=False)  # ours may have images in another order, which rounds otherwise
     _, (c, *_), *_ = run("pulled_for_test", args={"lam": 0.5})
     assert c.server["fc.weight"].norm() < b.server["fc.weight"].norm()
 

@@ -171,8 +171,8 @@ def judged(scores: Tensor, y: Tensor, whole: bool) -> Tensor:
 
     `scores` are (n, C); with them it is (2 + C, n). Scores that are NaN are no answer.
     """
-    right = (scores.argmax(1) == y) & ~scores.isnan().any(1)
-    right = right.to(scores.dtype)
+    top, at = scores.max(1)  # NaN if one of them is
+    right = ((at == y) & (top == top)).to(scores.dtype)
     found = torch.stack([right, F.cross_entropy(scores, y, reduction="none")])
     return torch.cat([found, scores.T]) if whole else found
 

@@ -106,7 +106,7 @@ def test_a_state_that_is_made_anew_keeps_the_optimizers():
     how = dict(server="adam", server_args=ARGS["adam"])
     names = ("fedavg", MadeAnew.name)
     (a, *_), (b, *_) = (simulate(*setup(name, **how), workers=1) for name in names)
-    assert_same(a, b)
+    assert_same(a, b, exact=False)  # images in another order round otherwise
 
 
 def test_a_round_that_nobody_answers_moves_nothing():

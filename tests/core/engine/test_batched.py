@@ -445,10 +445,9 @@ def test_evaluation_takes_large_batches():
         with Counter() as c:
             e.evaluate(p, "test")
         counts.append(c.ops)
-    # 11 batches of at most 128, whether 1300 samples of one model or 600 and 700 of two, and each model's convolution brought into
-    # channels-last order once; the first time modules are made. Flattening what is in that order is 2 of a batch's 19, seeing NaN 2.
-    # Results are joined and made float64 once.
-    assert 11 * 12 <= counts[1] - 1 == counts[2] - 2 <= 11 * 19 + 2, counts
+    # 11 batches of at most 128, whether 1300 samples of one model or 600 and 700 of two; the first time modules are made. A network
+    # that is not ours keeps the usual order of memory. Seeing NaN is 2 of a batch's 17. Results are joined and made float64 once.
+    assert 11 * 12 <= counts[1] == counts[2] <= 11 * 17 + 2, counts
 
 
 # -- precision -----------------------------------------------------------------------------------------------------------

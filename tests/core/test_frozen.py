@@ -298,8 +298,8 @@ def test_a_run_starts_from_anothers_constants(own):
         ("own_frozen", "own_trained"),
         ("own_trained", "own_frozen"),
     ):
-        first = own.but(model=source, dtype="float64")
-        e = own.but(model=here, dtype="float64", seed=1, rounds=0, init_from=first)
+        first = own.but(model=source, dtype="float64", partition_seed=0)
+        e = first.but(model=here, seed=1, rounds=0, init_from=first)
         begun, end = run(e, workers=1).model(0).state_dict(), run(first, workers=1)
         each = [end.model(k).state_dict() for k in range(3)]
         if source == "own_frozen":
@@ -310,7 +310,7 @@ def test_a_run_starts_from_anothers_constants(own):
 
 
 def test_new_clients_meet_the_servers_constants(own):
-    first = own.but(dtype="float64")
+    first = own.but(dtype="float64", partition_seed=0)
     e = first.but(seed=1, init_from=first, adopt=True)
     new, old = run(e, workers=1).model(0), run(first, workers=1).model(0)
     assert torch.equal(new[1].weight, old[1].weight)

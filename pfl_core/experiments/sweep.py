@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -23,12 +24,14 @@ from pfl_core.experiments.feds import Given, OfSeeds, in_folders, of_seeds
 from pfl_core.experiments.metrics import DIVERGED, FAILED, ROW_COLUMNS, lost
 from pfl_core.experiments.run import check_how, pick_device
 from pfl_core.experiments.settings import setting
-from pfl_core.experiments.starts import settled
+from pfl_core.experiments.starts import id_of_start, settled
 from pfl_core.experiments.store import Result
 from pfl_core.experiments.workers import Failed, tried
 from pfl_core.util import checks, paths
 from pfl_core.util.progress import Progress
 from pfl_core.util.say import say
+
+HOW = ("device", "executor", "workers", "keep_state", "on_round")  # what is handed on to `run`
 
 
 def sweep(
@@ -67,7 +70,7 @@ def sweep(
         intervals over seeds then include the draw of clients. For other processes and nodes it is
         written to a folder in the store, for as long as they run, unless it was opened from one
     source : as for `run`, of all Experiments that start from another one; they run one by one
-    **how : what else `run` takes: device, executor, workers, keep_state
+    **how : what else `run` takes: device, executor, workers, keep_state, on_round
 
     Returns
     -------
@@ -89,6 +92,8 @@ def sweep(
     """
     on = on or os.environ.get("PFL_ON") or "local"
     checks.count("sweep", "jobs", jobs, "the number of runs at a time")
+    for name in how:
+        checks.known("sweep's argument", name, (*[*inspect.signature(sweep).parameters][1:-1], *HOW))
     listed = _listed(experiments, on)
     feds = of_seeds(fed, (e.seed for e in listed))
     wanted = _fitted(listed, feds, source)
@@ -97,14 +102,14 @@ def sweep(
         check_how(**how)  # what all runs would fail of
     store, how = paths.store_folder(store), how | {"recompute": recompute}
     checks.make_folder(store)
-    if source is not None:  # one after another in this process, which has it
-        given = (dict(fed=feds.get(e.seed), source=source if e.earlier else None) for e in wanted)
-        each = zip(wanted, given, strict=True)
-        done = (tried(e, store=store, **data, **how) for e, data in each)
-        return _rows(_said(done, len(wanted)))
-    kw: dict[str, Any] = dict(on=on, jobs=jobs, cpus=cpus, gpus=gpus, feds=feds, how=how)
-    computed = functools.partial(_computed, **kw) if compute else _none
-    return _rows(_found_or_computed(wanted, store, recompute, found, computed, feds))
+    if source is not None and (on != "local" or (jobs or 1) > 1):
+        raise ValueError(
+            f"sweep(source=..., on={on!r}, jobs={jobs}): only this process has source; leave out "
+            "on and jobs, and the runs go one by one"
+        )
+    kw: dict[str, Any] = dict(on=on, jobs=jobs, cpus=cpus, gpus=gpus, how=how)
+    computed = functools.partial(_computed, **kw, feds=feds, source=source) if compute else _none
+    return _rows(_found_or_computed(wanted, store, recompute, found, computed, feds, source))
 
 
 class Unfinished(LookupError):
@@ -163,12 +168,20 @@ def _found_or_computed(
     found: Callable[[Experiment], pd.DataFrame | None] | None,
     computed: Callable[[list[Experiment], Path], Iterable[Result | Failed]],
     feds: OfSeeds,
+    source: Result | Federation | None,
 ) -> Iterable[Result | Failed | pd.DataFrame]:
     # In the order of `experiments` each one's Result, or the rows that were found elsewhere.
     # Of runs over a user's own data nothing is elsewhere.
-    sums = {seed: fed.checksum for seed, fed in feds.items()}
-    named = _once((e.id_for(sums[e.seed]) if sums else e.id, e) for e in experiments)
-    look = None if recompute or feds else found
+    own = {seed: fed.checksum for seed, fed in feds.items()}
+
+    def checksum(e: Experiment) -> str:
+        return own[e.seed] if own else pools.checksum(e.dataset)
+
+    def name(e: Experiment) -> str:
+        return e.id_for(checksum(e), id_of_start(e, source if e.earlier else None))
+
+    named = _once((name(e), e) for e in experiments)
+    look = None if recompute or feds or source is not None else found
     rows = [look(e) if look and not lookup.is_there(e, store) else None for _, e in named]
     here: dict[str, Experiment] = {}
     for (i, e), elsewhere in zip(named, rows, strict=True):
@@ -176,7 +189,7 @@ def _found_or_computed(
             here.setdefault(i, e)
     # What is there is read in this process: none is started for it.
     there = {} if recompute else here
-    looked = {i: lookup.stored(e, store, sums.get(e.seed)) for i, e in there.items()}
+    looked = {i: lookup.find(e, i, checksum(e), store) for i, e in there.items()}
     done: dict[str, Result | Failed] = {i: r for i, r in looked.items() if r}
     todo = {i: e for i, e in here.items() if i not in done}
     for result in _said(computed([*todo.values()], store), len(named)):
@@ -239,6 +252,7 @@ def _computed(
     cpus: float,
     gpus: float | None,
     feds: OfSeeds,
+    source: Result | Federation | None,
     how: dict[str, Any],
 ) -> Iterable[Result | Failed]:
     # The results of runs that have to be computed, with a progress bar.
@@ -247,7 +261,11 @@ def _computed(
     for e in todo:
         if e.weights:
             e.weights.keep(store)  # where workers and nodes find it
-    if todo and on == "ray":
+    if source is not None:  # this process has it
+        given = ({"source": source} if e.earlier else {} for e in todo)
+        each = zip(todo, given, strict=True)
+        results = (tried(e, store=store, fed=feds.get(e.seed), **s, **how) for e, s in each)
+    elif todo and on == "ray":
         results = _run_on_ray(todo, store, feds, how, cpus, gpus)
     else:
         results = _run_all(todo, jobs, store, feds, how)

@@ -526,6 +526,13 @@ def test_a_result_has_the_names_of_the_federation_that_was_given(store, names):
         assert {n: result.meta[n] for n in given if n in result.meta} == fed.names
 
 
+def test_a_word_that_sweep_does_not_know_is_refused_though_nothing_is_to_be_computed(store):
+    cells = [Experiment(**TINY | {"rounds": 1})]
+    sweep(cells)
+    with pytest.raises(ValueError, match="keep_sate.*did you mean 'keep_state'"):
+        sweep(cells, keep_sate=True)
+
+
 def test_sweep_computes_what_is_found_neither_in_the_store_nor_elsewhere(store):
     here, there, nowhere = (Experiment(**TINY | {"rounds": 1}, seed=s) for s in range(3))
     held = run(here).rows

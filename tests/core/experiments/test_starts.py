@@ -200,6 +200,13 @@ def test_a_sweep_hands_its_source_to_those_that_start_from_it(store):
     warm = OWN.but(rounds=0, init_from=OWN)
     rows = sweep([OWN.but(rounds=0), warm, warm.but(adopt=True)], fed=NEW, source=first)
     assert rows.run.nunique() == 3
+    with pytest.raises(LookupError, match="1 runs are not finished"):
+        sweep([warm, warm.but(lr=0.3)], fed=NEW, source=first, compute=False)
+    again = sweep([warm], fed=NEW, source=first, compute=False)
+    assert set(again.run) < set(rows.run)
+    for how in (dict(jobs=2), dict(on="ray")):
+        with pytest.raises(ValueError, match="the runs go one by one"):
+            sweep([warm], fed=NEW, source=first, **how)
     with pytest.raises(ValueError, match="none of these Experiments has init_from"):
         sweep([OWN], fed=NEW, source=first)
 

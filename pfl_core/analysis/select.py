@@ -180,6 +180,27 @@ def alike(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return frame.drop_duplicates([*by, "run"]) if "run" in frame else frame
 
 
+def replicates(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """The frame with `seed` as what tells the replicates of a cell apart.
+
+    That is the seed, but the pair of it and `partition_seed`, as text, for all where a cell has
+    several partitions under one seed: each of them is a draw of its own.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        One number a line, of runs of a cell that differ in their seeds alone (`alike`).
+    by : list of str
+        The columns whose values make a cell.
+    """
+    if not {"seed", "partition_seed"} <= set(frame):
+        return frame
+    cells = frame.groupby([*by, "seed"], sort=False, observed=True)
+    if not (cells.partition_seed.nunique() > 1).any():
+        return frame
+    return frame.assign(seed=frame.seed.astype(str) + "/" + frame.partition_seed.astype(str))
+
+
 def _named(by: list[str], values: tuple) -> str:
     return ", ".join(f"{name} {value!r}" for name, value in zip(by, values, strict=True))
 
@@ -213,7 +234,8 @@ def summary(picked: pd.DataFrame, rows: str = "row", columns: str = "column") ->
         If runs of a cell differ in more than the seed.
     """
 
-    picked = alike(picked, [*dict.fromkeys([rows, columns])])
+    by = [*dict.fromkeys([rows, columns])]
+    picked = replicates(alike(picked, by), by)
     seeds = picked.groupby(columns, sort=False).seed.nunique()
 
     def cell(own: pd.DataFrame) -> str:

@@ -12,7 +12,17 @@ import pandas as pd
 
 from pfl_core.analysis import plots
 from pfl_core.analysis.noise import ONE_MODEL, Column, Interval
-from pfl_core.analysis.select import KINDS, MOMENTS, RUN, SELECT, alike, grouped, pick, tuples
+from pfl_core.analysis.select import (
+    KINDS,
+    MOMENTS,
+    RUN,
+    SELECT,
+    alike,
+    grouped,
+    pick,
+    replicates,
+    tuples,
+)
 from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
 from pfl_core.experiments import listing, settings
 from pfl_core.experiments.metrics import LOST, UNTESTED
@@ -374,7 +384,7 @@ def _cells(
     picked: pd.DataFrame, lost: pd.DataFrame, metric: str, when: str, against: str
 ) -> pd.DataFrame:
     out = []
-    every = pd.concat([picked, lost], ignore_index=True)
+    every = replicates(pd.concat([picked, lost], ignore_index=True), ["row", "column"])
     for column, tried in every.groupby("column", sort=False):
         of = tried[~tried.metric.isin(list(LOST))]
         wide = of.pivot_table(index="row", columns="seed", values="value", sort=False)

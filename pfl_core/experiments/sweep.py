@@ -93,7 +93,9 @@ def sweep(
     on = on or os.environ.get("PFL_ON") or "local"
     checks.count("sweep", "jobs", jobs, "the number of runs at a time")
     for name in how:
-        checks.known("sweep's argument", name, (*[*inspect.signature(sweep).parameters][1:-1], *HOW))
+        checks.known(
+            "sweep's argument", name, (*[*inspect.signature(sweep).parameters][1:-1], *HOW)
+        )
     listed = _listed(experiments, on)
     feds = of_seeds(fed, (e.seed for e in listed))
     wanted = _fitted(listed, feds, source)

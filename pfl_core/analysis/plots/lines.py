@@ -14,7 +14,7 @@ from matplotlib.transforms import ScaledTranslation
 from pfl_core.analysis.noise import Column
 from pfl_core.analysis.plots.names import in_words
 from pfl_core.analysis.plots.style import Look, bounds, finish, line_style, looks, names_of
-from pfl_core.analysis.select import alike
+from pfl_core.analysis.select import alike, replicates
 
 FEW = 4  # lines of a panel with bands; more have a bar at their end
 BESIDE = 4.0  # points from one such bar to the next
@@ -47,6 +47,7 @@ def intervals(
         If what would be averaged differs in more than the seed (`select.alike`).
     """
     alike(frame, [hue, x])
+    frame = replicates(frame, [hue, x])
     # As text: groups of a categorical column would hold names that are not here.
     frame = frame.assign(**{hue: frame[hue].astype(str)}, seed=frame.get("seed", 0))
     each = frame.groupby([x, hue, "seed"], sort=False).value.mean().reset_index()

@@ -10,6 +10,8 @@ import torch
 
 from pfl_core import Experiment, Federation, export, grid, plot, run, runs, sweep, table
 from pfl_core.analysis.noise import ONE_MODEL, Column
+from pfl_core.analysis.plots.lines import intervals
+from pfl_core.analysis.select import pick, summary
 from pfl_core.analysis.tables import LESS
 from pfl_core.methods.base import METHODS
 
@@ -50,6 +52,25 @@ def test_a_cell_is_the_mean_over_seeds_with_the_noise_of_its_column(rows):
         assert own.difference == pytest.approx(
             (numbers.loc["FedPer"] - numbers.loc["Local"]).mean()
         )
+
+
+def test_each_partition_under_one_seed_is_a_replicate(rows):
+    """As many seeds of both, with the same numbers: the same table, picture and summary."""
+    cells = [
+        e.but(seed=0, partition_seed=e.seed, tags=e.tags)
+        for e in grid(BASE, ROWS, {"0.1": {}}, (0, 1, 2))
+    ]
+    found = sweep(cells, device="cpu", jobs=1)
+    kept = found.assign(seed=found.partition_seed)  # what they would be as seeds
+    assert found.seed.nunique() == 1 and kept.seed.nunique() == 3
+    one, other = table(found, against="Local").cells, table(kept, against="Local").cells
+    assert one.seeds.tolist() == [3, 3] and one.half.notna().all()
+    pd.testing.assert_frame_equal(one, other)
+    picked, same = pick(found), pick(kept)
+    assert summary(picked).equals(summary(same)) and "±" in summary(picked).iloc[0, 0]
+    drawn, as_seeds = (intervals(p, "row", "rounds") for p in (picked, same))
+    pd.testing.assert_frame_equal(drawn, as_seeds)
+    assert drawn.low.notna().all()
 
 
 @pytest.mark.parametrize("metric", ["acc_pct", "acc_worst10", "loss", "acc_sd"])

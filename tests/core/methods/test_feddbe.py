@@ -27,7 +27,9 @@ def test_feddbe_with_frozen_vectors_is_fedavg():
         other, _ = one_round(avg, data, other, sel)
     assert not state.clients["z"].any()
     for a, b in ((state.server, other.server), (state.clients, other.clients)):
-        assert_same(select(a, b), b, exact=False)  # images lie otherwise for a class that is not ours
+        assert_same(
+            select(a, b), b, exact=False
+        )  # images lie otherwise for a class that is not ours
 
 
 def test_feddbe_vectors_move_only_where_their_client_takes_part():

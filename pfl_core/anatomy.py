@@ -366,10 +366,10 @@ def _unshared(name: str, model: nn.Module) -> Iterator[None]:
 def _check_mixing(name: str, model: nn.Module, x: Tensor) -> None:
     # ValueError where a sample's scores in evaluation mode depend on the samples beside it.
     mixes = False
-    x = _unlike(x)
-    small = x / x.abs().max().clamp(min=1) if x.is_floating_point() else x
-    # Weights of zero, as of a last layer, may hide it, or large samples beside what is made of them.
-    for drawn, x in ((False, x), (True, small)):
+    given = _unlike(x)
+    small = given / given.abs().max().clamp(min=1) if given.is_floating_point() else given
+    # Weights of zero, as of a last layer, may hide it, or large samples beside what they become.
+    for drawn, x in ((False, given), (True, small)):
         trial = models.copied(name, model).eval()
         with torch.no_grad(), Draws(0):
             for p in trial.parameters() if drawn else ():

@@ -9,6 +9,7 @@ import pandas as pd
 
 from pfl_core.engine.scoring import COUNTED, less_is_better
 from pfl_core.experiments import settings
+from pfl_core.experiments.metrics import TOTALS
 from pfl_core.util import checks
 from pfl_core.util.percent import compared
 
@@ -32,6 +33,9 @@ def pick(
     metric: str = "acc_pct",
 ) -> pd.DataFrame:
     """Keep one row a run: `metric` on the test split, at the round that a named rule says.
+
+    What is counted over the run (bytes, visits, seconds) is of no split: it is that of the last
+    round, whatever `select`, `when` and `average` say.
 
     Parameters
     ----------
@@ -57,6 +61,9 @@ def pick(
         the rows twice, with two numbers; and where a metric is undefined for all clients.
     """
     checks.known("select", select, SELECT)
+    if metric in TOTALS:
+        totals = _once(_one_a_key(rows[(rows.metric == metric) & (rows["average"] == "total")]))
+        return totals.sort_values("rounds", kind="stable").drop_duplicates(RUN, keep="last")
     seen = (rows.when == when) & (rows["average"] == average)
     if select != "best_val":  # nothing else looks at other data
         seen &= rows.split == "test"

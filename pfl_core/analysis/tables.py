@@ -25,14 +25,14 @@ from pfl_core.analysis.select import (
 )
 from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
 from pfl_core.experiments import listing, settings
-from pfl_core.experiments.metrics import LOST, UNTESTED
+from pfl_core.experiments.metrics import LOST, TOTALS, UNTESTED
 from pfl_core.experiments.store import Result, finished
 from pfl_core.util import checks, paths, sums
 from pfl_core.util.cards import markdown, span
 
 AVERAGES = ("client", "pooled")
 MOST_DIGITS = 15  # as a float has them
-LESS = ("acc_sd", "download_bytes", "upload_bytes", "train_s")  # of these less is better, too
+LESS = ("acc_sd", *TOTALS)  # of these less is better, too
 NEEDED = ("run", "row", "column", "method", "seed", "rounds", *KINDS, "value")
 Labels = str | Sequence[str] | None
 UNEVEN = " Some rows have fewer seeds; bold compares two rows over the seeds that both have."
@@ -62,11 +62,12 @@ def table(
         A row from which all others' differences are shown, paired by seed.
     metric : str
         A metric of the rows: "acc_pct", "acc_worst10", "loss", ..., or what
-        `Experiment(metrics=...)` named: the mean over the clients for which it is defined.
+        `Experiment(metrics=...)` named: the mean over the clients for which it is defined; or what
+        a run took in all: "download_bytes", "upload_bytes", "client_visits", "train_s".
     select, when, average : str
         Which number of a run: see `analysis.select.pick`.
     digits : int, optional
-        Decimals: by default 2, of what `Experiment(metrics=...)` named 3.
+        Decimals: by default 2, of what `Experiment(metrics=...)` named 3, of bytes and visits 0.
 
     Raises
     ------
@@ -99,7 +100,7 @@ def table(
     picked = pick(frame, select, when, average, metric)
     if picked.empty:
         own = frame[(frame.metric == metric) & (frame.split == "test")]
-        there = own[["when", "average"]].drop_duplicates().agg(", ".join, axis=1)
+        there = own.when.str.cat(own["average"], ", ").unique()
         raise ValueError(
             f"table: no {metric} of test data at when={when!r}, average={average!r}; there are "
             f"{'; '.join(there) or 'none'}"
@@ -108,9 +109,11 @@ def table(
     _check_data(picked, given)
     cells = _cells(picked, lost, metric, when, against)
     counted = _counted(frame, picked, metric)
-    said = f"{_measure(metric)}{counted}, {average} mean, {SELECT[select]}, "
-    digits = (3 if counted else 2) if digits is None else digits
-    return Table(cells, order, against, digits, f"{said}{MOMENTS.get(when, when)}.")
+    how = f"{average} mean, {SELECT[select]}, {MOMENTS.get(when, when)}"
+    how = "of the run in all" if metric in TOTALS else how
+    if digits is None:
+        digits = 3 if counted else 2 if metric not in TOTALS or metric == "train_s" else 0
+    return Table(cells, order, against, digits, f"{_measure(metric)}{counted}, {how}.")
 
 
 def check(
@@ -323,8 +326,8 @@ def _relabelled(frame: pd.DataFrame, rows: Labels, columns: Labels) -> pd.DataFr
                 checks.known("column of these rows", name, list(frame))
             texts = frame[names].astype(str).agg(", ".join, axis=1)
             frame = frame.assign(**{side: texts})
-    blank = frame.row.astype(str) == ""
-    return frame.assign(row=frame.row.where(~blank, frame.method))
+    frame = frame.astype({"row": str, "column": str})  # labels may be numbers
+    return frame.assign(row=frame.row.where(frame.row != "", frame.method))
 
 
 def _names(fields: Labels) -> list[str]:

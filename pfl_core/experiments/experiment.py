@@ -889,7 +889,7 @@ def grid(
         raise ValueError(f"grid(rows={rows}, seeds={seeds}): allowed is one of each at least")
     cells = itertools.product(columns.items() if columns else [("", {})], rows.items())
     unseeded = [
-        base.but(**_both(of_column, of_row)).but(tags={"row": row, "column": column})
+        base.but(**_both(of_column, of_row)).but(tags={"row": f"{row}", "column": f"{column}"})
         for (column, of_column), (row, of_row) in cells
     ]
     return [seeded(cell, seed) for cell in unseeded for seed in seeds]

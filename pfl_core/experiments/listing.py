@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,7 @@ from pfl_core.data import augment
 from pfl_core.data.partition import list_partitions
 from pfl_core.data.pools import list_datasets
 from pfl_core.engine import finetune
-from pfl_core.experiments import begun, metrics, settings
+from pfl_core.experiments import begun, keys, metrics, settings
 from pfl_core.experiments.begun import Begun
 from pfl_core.experiments.experiment import Experiment
 from pfl_core.experiments.store import Result, finished
@@ -61,12 +62,13 @@ def runs(status: str | None = "done", **fields: Any) -> list[Result]:
     **fields
         Values of fields of an Experiment; several, as a list or range, are alternatives. Of a dict
         its entries are looked at: `partition_args={"alpha": 0.1}`. Fields that are lists
-        themselves, as `finetune`, are taken as a whole.
+        themselves, as `finetune`, are taken as a whole. What a run has by default it has, too.
 
     Raises
     ------
     ValueError
-        For an unknown field or status, and for a value that no Experiment can have.
+        For an unknown field or status, for a value that no Experiment can have, and for `tags`,
+        which the store does not keep.
 
     Examples
     --------
@@ -78,6 +80,11 @@ def runs(status: str | None = "done", **fields: Any) -> list[Result]:
     checks.known("status", status, ("done", "failed", None))
     known = {f.name: f for f in dataclasses.fields(Experiment)}
     every = list(finished())
+    if "tags" in fields:
+        raise ValueError(
+            "runs(tags=...): the store keeps no tags, they label the rows of a sweep; choose among "
+            "these, or give other fields"
+        )
     for name in fields:
         checks.known("field of an Experiment", name, known)
     wanted = {name: _wanted(known[name], given, every) for name, given in fields.items()}
@@ -102,6 +109,7 @@ def _source(given: Any) -> Any:
 FORMS: dict[str, Callable[[Any], Any]] = {
     f.name: tuple for f in dataclasses.fields(Experiment) if str(f.type).startswith("tuple")
 }
+DEFAULTS = (*keys.ARGS, "partition_seed", "eval_after")  # fields whose default another one decides
 FORMS |= {"init_from": _source, "finetune": finetune.plain, "augment": augment.plain}
 NAMED: dict[str, Callable[[], Collection[str]]] = {
     "method": list_methods,
@@ -127,8 +135,23 @@ def _wanted(field: dataclasses.Field, given: Any, every: Sequence[Result]) -> li
 def _is(experiment: Experiment, name: str, wanted: list[Any]) -> bool:
     value = getattr(experiment, name)
     if isinstance(value, dict):
-        return any(all(value.get(k) == v for k, v in one.items()) for one in wanted)
-    return (FORMS[name](value) if name in FORMS else value) in wanted
+        found = any(all(value.get(k) == v for k, v in one.items()) for one in wanted)
+    else:
+        found = (FORMS[name](value) if name in FORMS else value) in wanted
+    return found or any(_by_default(experiment, name, value, one) for one in wanted)
+
+
+def _by_default(experiment: Experiment, name: str, value: Any, wanted: Any) -> bool:
+    # Whether the value that is wanted, written out, makes it no other Experiment.
+    if name not in DEFAULTS:
+        return False
+    plain = experiment.plain()
+    spelled = plain | {name: value | wanted if isinstance(value, dict) else wanted}
+    try:
+        now, then = (keys.canonical(SimpleNamespace(**p)) for p in (plain, spelled))
+    except (ValueError, LookupError, AttributeError):  # its code is not here
+        return False
+    return now[name] == then[name]
 
 
 def date(result: Result) -> str:

@@ -13,6 +13,8 @@ from pfl_core.analysis.noise import ONE_MODEL, Column
 from pfl_core.analysis.plots.lines import intervals
 from pfl_core.analysis.select import pick, summary
 from pfl_core.analysis.tables import LESS
+from pfl_core.experiments import keys
+from pfl_core.experiments.metrics import TOTALS
 from pfl_core.methods.base import METHODS
 
 OURS = {name for name, c in METHODS.items() if c.__module__.startswith("pfl_core.")}
@@ -54,8 +56,29 @@ def test_a_cell_is_the_mean_over_seeds_with_the_noise_of_its_column(rows):
         )
 
 
-def test_each_partition_under_one_seed_is_a_replicate(rows):
+@pytest.mark.parametrize("metric", TOTALS)
+def test_what_a_run_took_in_all_is_a_table(rows, metric):
+    found = table(rows, metric=metric, columns="column")
+    own = rows[(rows.metric == metric) & (rows["rounds"] == 2)]
+    for cell in found.cells.itertuples():
+        here = own[(own.row == cell.row) & (own.column == cell.column)]
+        assert cell.seeds == 3 and cell.value == pytest.approx(here.value.mean())
+    assert "of the run in all" in found.caption and metric not in found.caption
+    means = found.cells.groupby("column").value
+    assert (found.cells.value > 0).any()
+    assert found.cells.best[means.idxmin()].all()
+
+
+def test_labels_may_be_numbers(rows):
+    found = table(rows.assign(row=rows.row.map({"FedPer": 0.1, "Local": 2})))
+    assert "<td>" in found._repr_html_() and "tabular" in found.latex() and "|" in found.markdown()
+    (cell,) = grid(BASE, {0.1: {"lr": 0.1}}, {2: {}})
+    assert cell.tags == {"row": "0.1", "column": "2"}
+
+
+def test_each_partition_under_one_seed_is_a_replicate(tmp_path, monkeypatch):
     """As many seeds of both, with the same numbers: the same table, picture and summary."""
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
     cells = [
         e.but(seed=0, partition_seed=e.seed, tags=e.tags)
         for e in grid(BASE, ROWS, {"0.1": {}}, (0, 1, 2))
@@ -363,6 +386,27 @@ def test_filters_take_values_in_any_form_that_an_experiment_takes(tmp_path, monk
             assert r.id not in {f.id for f in runs(**{name: getattr(base, name)})}, name
     start = run(base.but(init_from=base), device="cpu")
     assert [f.id for f in runs(init_from=base)] == [start.id]
+
+
+def test_filters_find_what_a_run_has_by_default(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    e = Experiment(clients=3, rounds=1, max_samples=20, method="fedprox", optimizer="adam")
+    own = run(e, device="cpu").id
+    spelled = [
+        (field, {name: declared.default})
+        for field in keys.ARGS
+        for name, declared in keys._declared(e, field).items()
+        if declared.default not in (keys.NONE, None)
+    ]
+    assert len({field for field, _ in spelled}) > 3
+    for field, value in (*spelled, ("partition_seed", 0), ("eval_after", True)):
+        assert e.but(**{field: value}).id == own
+        assert [r.id for r in runs(**{field: value})] == [own], (field, value)
+    others = dict(partition_args={"alpha": 0.3}, method_args={"mu": 7.0}, partition_seed=1)
+    for field, value in (others | dict(eval_after=False, method_args={"none": 1})).items():
+        assert runs(**{field: value}) == []
+    with pytest.raises(ValueError, match="the store keeps no tags"):
+        runs(tags={"row": "a"})
 
 
 def test_a_file_that_is_there_stays_whole_where_it_cannot_be_replaced(

@@ -494,6 +494,7 @@ class _Entry:
     doc: str
     make: Callable[[Path], Pool]
     needs: str = ""  # the public set whose files it needs
+    given: Callable[[], Pool] | None = None  # what `register_dataset` was given
 
 
 def _raters_of(base: str) -> Callable[[Path], Pool]:
@@ -674,7 +675,13 @@ def register_dataset(name: str, fn: Callable[[], Pool], doc: str = "") -> None:
     checks.takes(f"register_dataset({name!r})", fn)
     if name in _ENTRIES:
         _load.cache_clear()  # it holds what the function of before made
-    _ENTRIES[name] = _Entry(doc, lambda root: fn())
+    _ENTRIES[name] = _Entry(doc, lambda root: fn(), given=fn)
+
+
+def function(name: str) -> Callable[..., Pool]:
+    """The function that was registered under a name; for a data set of this package `load`."""
+    entry = _ENTRIES.get(name)
+    return entry.given if entry and entry.given else load
 
 
 def list_datasets() -> Listing:

@@ -686,11 +686,11 @@ class Experiment:
 
     @property
     def in_main(self) -> bool:
-        """Whether its method, model, partition or a metric is defined in a notebook or script.
+        """Whether its method, model, partition, data set or a metric is a notebook's or script's.
 
         Other processes do not find it there.
         """
-        return any(map(identity.in_main, self._code()))
+        return any(map(identity.in_main, [*self._code(), data.function(self.dataset)]))
 
     @property
     def modules(self) -> list[str]:

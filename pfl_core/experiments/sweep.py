@@ -342,7 +342,7 @@ def _run_all(
     jobs = min(_jobs(experiments, how) if jobs is None else jobs, len(experiments))
     if jobs > 1 and any(e.in_main for e in experiments):
         say(
-            "a method, model or partition is defined in this notebook or script, "
+            "a method, model, partition, metric or data set is defined in this notebook or script, "
             "where worker processes do not find it: jobs=1"
         )
         jobs = 1

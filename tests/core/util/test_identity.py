@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import os
 import random
 import shutil
+import subprocess
 import sys
 import textwrap
 import threading
@@ -20,7 +22,7 @@ from pfl_core.engine.simulate import Interrupted
 from pfl_core.experiments.build import client_data, federation, split, train_config
 from pfl_core.experiments.run import run
 from pfl_core.methods.base import METHODS
-from pfl_core.util import identity
+from pfl_core.util import identity, paths
 from pfl_core.util.draws import Draws, seeded
 
 TINY = dict(
@@ -282,6 +284,32 @@ def test_what_a_script_defines_is_computed_in_its_own_process(store, capsys, mon
     monkeypatch.setattr(Experiment, "in_main", True)
     assert sweep([Experiment(**TINY), Experiment(**TINY, seed=1)], jobs=2).run.nunique() == 2
     assert "worker processes do not find it: jobs=1" in capsys.readouterr().out
+
+
+OF_A_SCRIPT = {
+    "dataset": "register_dataset('mine', lambda: load('digits'))",
+    "model": "register_model('mine', lambda shape, classes: models.build('mlp', shape, classes))",
+    "partition": "register_partition('mine', lambda pool, clients, rng: function('iid')(pool, clients, rng))",
+}
+
+
+@pytest.mark.parametrize("field", OF_A_SCRIPT)
+def test_what_a_script_registers_is_found_with_several_jobs(field, tmp_path):
+    script = f"""
+from pfl_core import *
+from pfl_core import models
+from pfl_core.data.partition import function
+if __name__ == "__main__":
+    {OF_A_SCRIPT[field]}
+    e = Experiment(clients=2, rounds=1, max_samples=20, model="mlp", partition="iid").but({field}="mine")
+    print(sweep([e, e.but(seed=1)], jobs=2, device="cpu").run.nunique(), e.in_main)
+"""
+    (tmp_path / "script.py").write_text(script)
+    env = os.environ | {"PFL_RUNS": str(tmp_path), "PYTHONPATH": str(paths.PACKAGE.parent)}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "2 True", done.stderr
+    assert "jobs=1" in done.stdout + done.stderr
 
 
 def test_own_data_have_no_partition():

@@ -15,7 +15,7 @@ from pfl_core.data import pools
 from pfl_core.engine.finetune import moments
 from pfl_core.engine.participation import evaluates_after
 from pfl_core.engine.scoring import COUNTED, LARGE, less_is_better, list_metrics
-from pfl_core.experiments import build
+from pfl_core.experiments import build, settings
 from pfl_core.experiments.build import fitted
 from pfl_core.experiments.experiment import Experiment, seeded
 from pfl_core.experiments.feds import OfSeeds, of_seeds
@@ -28,7 +28,6 @@ from pfl_core.util.fields import Search, searched
 from pfl_core.util.percent import compared
 from pfl_core.util.say import say
 
-SEEDS = ("seed", "partition_seed")
 # Fields that decide which samples a choice would be judged on.
 JUDGED_ON = ("dataset", "partition", "partition_args", "clients", "max_samples", "eval_clients")
 ALLOWED = (
@@ -345,7 +344,7 @@ def _ended(
 def _check_comparable(changes: list[dict[str, Any]]) -> None:
     # Of choices that are judged on other samples, the easiest samples would win.
     names = dict.fromkeys(name for changed in changes for name in changed)
-    if name := next((n for n in names if n in SEEDS), ""):
+    if name := next((n for n in names if n in settings.SEEDS), ""):
         raise ValueError(
             f"tune(choices) has {name!r}: among seeds the luckiest would win; give "
             "seeds=(0, 1, 2), over which a choice's accuracy is averaged"

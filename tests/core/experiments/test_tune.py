@@ -12,7 +12,8 @@ import torch
 
 from pfl_core import Experiment, list_methods, optim, sweep, tune
 from pfl_core.experiments import tune as tuning
-from pfl_core.experiments.tune import JUDGED_ON, SEEDS, declared, drawn, scores
+from pfl_core.experiments.settings import SEEDS
+from pfl_core.experiments.tune import JUDGED_ON, declared, drawn, scores
 from pfl_core.methods.base import METHODS
 from pfl_core.util.fields import Search, among, log_uniform, searched, uniform
 from tests.core.experiments.setting import TINY

@@ -435,6 +435,13 @@ class _Eps(TorchDispatchMode):
         return out
 
 
+def beside(name: str, model: nn.Module) -> dict[str, str]:
+    """{place: content} of what a model holds, and its state_dict lacks."""
+    kept, buffers = model.state_dict(), model.named_buffers(remove_duplicate=False)
+    lacking = {n: identity.contents(v) for n, v in buffers if n not in kept}
+    return lacking | _beside(name, model)
+
+
 def _beside(name: str, model: nn.Module) -> dict[str, str]:
     # What modules hold beside what torch registers, and their hooks, by content; ValueError for a
     # generator among it.

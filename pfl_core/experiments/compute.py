@@ -178,10 +178,16 @@ def _initial_state(
     ended = _ended(kept)
     if experiment.adopt:
         method.task.joins = State(kept["server"], {}, kept["extra"])
-        ended = select(ended, method.task.constants)
+        ended = select(ended, method.task.constants) | _alike(kept, method)
     new = method.task.named_head if experiment.new_head else ()
     method.task.start_from(select(ended, lambda n: n not in new))
     return None
+
+
+def _alike(kept: dict[str, Any], method: Method) -> Params:
+    # Buffers that are the model's and no client's, such as a projection that is drawn with it.
+    of_clients = select(kept["models"], set(method.task.buffers) - method.task.bn)
+    return {n: v[0] for n, v in of_clients.items() if (v == v[:1]).all()}
 
 
 def _ended(kept: dict[str, Any]) -> Params:

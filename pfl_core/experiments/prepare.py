@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from pfl_core import models
+from pfl_core.anatomy import beside
 from pfl_core.data.client_data import ClientData
 from pfl_core.data.federation import Federation
 from pfl_core.data.names import some
@@ -131,13 +133,17 @@ def _check_source(call: Call, method: Method, data: ClientData) -> None:
     experiment = call.experiment
     if not experiment.new_head:
         _check_class_names(data.federation, call.source)
-    if experiment.adopt:
-        check_adopts(method)
-        return
     source = experiment.earlier
     assert source is not None  # callers ask for it
     options = vocabulary(source) | source.model_args
-    drawn = models.build(source.model, *_shapes_of_source(call, source, data), **options)
+    shapes = _shapes_of_source(call, source, data)
+    drawn = models.build(source.model, *shapes, source.seed, **options)
+    if source.seed != experiment.seed and not models.is_ours(drawn):
+        other = models.build(source.model, *shapes, experiment.seed, **options)
+        _check_drawn_beside(experiment, drawn, other)
+    if experiment.adopt:
+        check_adopts(method)
+        return
     there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
     new = method.task.named_head if experiment.new_head else ()
     for n, v in (method.task.initial | method.task.constants).items():
@@ -149,6 +155,20 @@ def _check_source(call: Call, method: Method, data: ClientData) -> None:
                 f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; "
                 "use the same model; new_head=True draws a head anew"
             )
+
+
+def _check_drawn_beside(experiment: Experiment, there: nn.Module, here: nn.Module) -> None:
+    # What is in no state_dict does not come along with init_from.
+    name, source = experiment.model, experiment.earlier
+    assert source is not None  # callers ask for it
+    now = beside(name, here)
+    if apart := [n for n, v in beside(name, there).items() if v != now.get(n)]:
+        raise ValueError(
+            f"model {name!r} draws {apart[0]} by the seed and does not keep it in its state_dict, "
+            f"and init_from has seed {source.seed}, this Experiment seed {experiment.seed}: what "
+            "was trained would meet other numbers; keep it by register_buffer, or use one seed "
+            "for both (partition_seed draws other clients)"
+        )
 
 
 def _warn_of_leak(call: Call, data: ClientData) -> str:

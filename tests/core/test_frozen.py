@@ -316,6 +316,44 @@ def test_new_clients_meet_the_servers_constants(own):
     assert torch.equal(new[1].weight, old[1].weight)
 
 
+class Projects(nn.Module):
+    """Scores of a projection that is drawn and never trained, held as `how` says."""
+
+    def __init__(self, classes, how):
+        super().__init__()
+        drawn = torch.randn(784, 16)
+        if how == "parameter":
+            self.p = nn.Parameter(drawn, requires_grad=False)
+        elif how == "attribute":
+            self.p = drawn
+        else:
+            self.register_buffer("p", drawn, persistent=how == "buffer")
+        self.fc = nn.Linear(16, classes)
+
+    def forward(self, x):
+        return self.fc(torch.tanh(x.flatten(1) @ self.p.to(x.dtype) * 0.05))
+
+
+@pytest.mark.parametrize("how", ["parameter", "buffer", "buffer beside the state", "attribute"])
+@pytest.mark.parametrize("adopt", [True, False])
+def test_what_is_drawn_with_a_model_comes_along_or_another_seed_is_refused(own, how, adopt):
+    register_model("projects", lambda shape, classes: Projects(classes, how))
+    first = own.but(model="projects", partition_seed=0, rounds=3, lr=0.1)
+    new = first.but(rounds=0, init_from=first, adopt=adopt)
+    for e in (new, new.but(seed=1)):
+        if e.seed and how not in ("parameter", "buffer"):
+            with pytest.raises(ValueError, match="draws p by the seed and does not keep it"):
+                run(e, workers=1)
+            continue
+        ended, begun = run(first, workers=1), run(e, workers=1)
+        assert torch.allclose(ended.model(0).p, begun.model(0).p, rtol=1e-6)
+        there, here = (
+            r.clients.query("when == 'before' and split == 'test'").acc_pct.tail(3).tolist()
+            for r in (ended, begun)
+        )
+        assert there == here and max(here) > 0
+
+
 def test_what_frozen_layers_hand_on_is_measured():
     method, data = bound("fedavg", without("fc1"))
     found = activations(method.task, method.task.initial, data.batch(torch.arange(5))[0])

@@ -143,6 +143,13 @@ def _check_source(call: Call, method: Method, data: ClientData) -> None:
         _check_drawn_beside(experiment, drawn, other)
     if experiment.adopt:
         check_adopts(method)
+        if experiment.buffers == "local" and method.task.bn.intersection(method.task.buffers):
+            say(
+                "adopt: BatchNorm's statistics stay with each client (buffers='local'), so those "
+                "of new clients begin at mean 0 and variance 1; before they have trained, accuracy "
+                "says little. With buffers='average', there and here, the server sends its own",
+                error=True,
+            )
         return
     there = {n: tuple(v.shape) for n, v in drawn.state_dict().items()}
     new = method.task.named_head if experiment.new_head else ()

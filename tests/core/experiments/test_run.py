@@ -370,6 +370,18 @@ def test_new_clients_are_adopted_by_a_trained_server(store):
         run(amp.but(init_from=amp, adopt=True))
 
 
+@pytest.mark.parametrize("bn", [True, False])
+@pytest.mark.parametrize("buffers", ["local", "average", "reset"])
+def test_new_clients_without_statistics_are_said_before_training(bn, buffers, store, capsys):
+    old = Experiment(
+        **TINY | dict(model="lenet", model_args={"kernels": 2, "bn": bn}), buffers=buffers
+    )
+    run(old.but(init_from=old, adopt=True, rounds=0))
+    assert ("begin at mean 0 and variance 1" in capsys.readouterr().err) == (
+        bn and buffers == "local"
+    )
+
+
 def test_a_new_field_at_its_default_keeps_ids(store):
     e = Experiment(**TINY)
     assert (

@@ -73,8 +73,9 @@ def pick(
     counted = test[test.metric == metric + COUNTED]
     found = _picked(rows, test[test.metric == metric], select, when, metric if len(counted) else "")
     if len(counted) and len(lost := counted[~counted.run.isin(found.run)]):
+        where = "one of the rounds" if select == "last10" else "the round"
         raise ValueError(
-            f"{metric} is undefined for all clients in the round that select={select!r} shows: "
+            f"{metric} is undefined for all clients in {where} that select={select!r} shows: "
             f"{_whose(lost)}; leave these out"
         )
     return found
@@ -90,7 +91,7 @@ def _picked(
 ) -> pd.DataFrame:
     # named: what `Experiment(metrics=...)` named, if it is shown; `test` lacks where it is NaN.
     if select == "last10":
-        return _last_ten(test, when)
+        return _last_ten(test, ten(rows[rows.split == "test"], when))
     if select == "last":
         if named:
             ends = rows.groupby(RUN, sort=False)["rounds"].transform("max")[test.index]
@@ -120,17 +121,28 @@ def _one_a_key(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~rows.run.isin(runs.run[key.duplicated()])]
 
 
-def _last_ten(test: pd.DataFrame, when: str) -> pd.DataFrame:
-    # The untrained models of round 0 are no evaluation of what a method made.
-    trained = test[test["rounds"] > 0] if when == "before" else test
-    if len(blind := test[~test.run.isin(trained.run)]):
+def ten(rows: pd.DataFrame, when: str) -> pd.DataFrame:
+    """The last ten evaluations of each run, as lines of its columns and "rounds".
+
+    The untrained models of round 0 are no evaluation of what a method made.
+    """
+    trained = rows[rows["rounds"] > 0] if when == "before" else rows
+    at = trained[[*RUN, "rounds"]].drop_duplicates().sort_values("rounds", kind="stable")
+    return at.groupby(RUN, sort=False).tail(10)
+
+
+def _last_ten(test: pd.DataFrame, ten: pd.DataFrame) -> pd.DataFrame:
+    if len(blind := test[~test.run.isin(ten.run)]):
         raise ValueError(
             "select='last10' averages evaluations after round 0, and these rows have none: "
             f"{_whose(blind)}; use 'last'"
         )
-    tail = trained.groupby(RUN, sort=False).tail(10)
-    means = tail.groupby(RUN, sort=False).value.transform("mean")
-    return tail.assign(value=means).groupby(RUN, sort=False).tail(1)
+    tail = test.merge(ten, on=[*RUN, "rounds"])
+    of_each = tail.groupby(RUN, sort=False).value
+    tail = tail.assign(value=of_each.transform("mean"), n=of_each.transform("size"))
+    of = tail[RUN].merge(ten.groupby(RUN, sort=False).size().rename("n").reset_index(), on=RUN)
+    whole = tail[tail.n.to_numpy() == of.n.to_numpy()]  # a metric may be undefined in some
+    return whole.drop(columns="n").groupby(RUN, sort=False).tail(1)
 
 
 def _whose(rows: pd.DataFrame) -> str:

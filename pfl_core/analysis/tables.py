@@ -21,6 +21,7 @@ from pfl_core.analysis.select import (
     grouped,
     pick,
     replicates,
+    ten,
     tuples,
 )
 from pfl_core.engine.scoring import COUNTED, less_is_better, list_metrics
@@ -108,7 +109,7 @@ def table(
     picked = alike(picked, ["row", "column"])
     _check_data(picked, given)
     cells = _cells(picked, lost, metric, when, against)
-    counted = _counted(frame, picked, metric)
+    counted = _counted(frame, picked, metric, select)
     how = f"{average} mean, {SELECT[select]}, {MOMENTS.get(when, when)}"
     how = "of the run in all" if metric in TOTALS else how
     if digits is None:
@@ -414,10 +415,13 @@ def _lost(runs: pd.DataFrame) -> str:
     return ", ".join(f"{word} ({n} of {len(runs)})" for word, n in counts.items() if n)
 
 
-def _counted(frame: pd.DataFrame, picked: pd.DataFrame, metric: str) -> str:
+def _counted(frame: pd.DataFrame, picked: pd.DataFrame, metric: str, select: str) -> str:
     # " over 14 of 20 clients", for which a metric is defined where it was picked; else "".
-    on = [*RUN, "rounds", "when", "split", "average"]
+    kind = [*RUN, "when", "split", "average"]
+    on = kind if select == "last10" else [*kind, "rounds"]
     counts = frame[frame.metric == metric + COUNTED].merge(picked[on].drop_duplicates(), on=on)
+    if select == "last10" and len(counts):
+        counts = counts.merge(ten(counts, picked.when.iloc[0]), on=[*RUN, "rounds"])
     if counts.empty:
         return ""
     n, of = (span([*map(int, counts[c])]) for c in ("value", "n_clients"))

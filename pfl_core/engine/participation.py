@@ -83,5 +83,6 @@ def visits(config: TrainConfig, k: int) -> float:
         return trained
     scored = config.eval_clients or k
     times = sum(evaluate_at(config, r) for r in range(config.rounds))
-    end = k * steady if everyone(config, k) else scored
-    return trained + scored * (1 - answer / k) * times + end
+    others = scored * (1 - answer / k)
+    end = answer * steady + others if everyone(config, k) or config.stragglers else scored
+    return trained + others * times + end

@@ -275,8 +275,9 @@ class _Run:
     def _evaluate_end(self, r: int) -> Outcome:
         # As a round, without its upload: no later round needs it.
         self._evaluate_before(r)
-        all_train = everyone(self.config, self.data.K) and self._evaluates_after
-        trained = self._train(r) if all_train else None
+        # Stragglers are evaluated as in any other round.
+        all_train = everyone(self.config, self.data.K) or self.config.stragglers > 0
+        trained = self._train(r) if all_train and self._evaluates_after else None
         self._evaluate_after(r, trained, last=True)
         if self.on_round:
             self.on_round(r, self.history)
@@ -387,19 +388,31 @@ class _Run:
         # The server's step, and what the participants keep; scalars down and up.
         sel, sent, start = trained.sel, trained.sent, trained.start
         kept, up = returned(self.method, self.state, start, sent, trained.end)
+        joins = self.method.task.joins is not None
+        if joins and not self.method.adopts:  # the server learns nothing from who is new to it
+            moved = self.method.traffic(self.state, sel, sent, {})
+            self._keep(sel, kept)
+            return moved
         moved = self.method.traffic(self.state, sel, sent, news(start, up))
         weight = self.data.n[sel].to(self.data.dtype)
         like = {} if self.known else hooks.tensors(self.state)
         before = server.held(self.method, self.state)
+        served = clone(self.state.server) if joins else {}
         with self.engine.drawing("upload", r):
             state = self.method.upload(self.state, sel, start, up, weight)
         state, self.known = hooks.check_state(self.method, "upload", state, like), True
+        if joins:
+            state.server = served
         self.state = server.stepped(self.method, self.state, state, before)
         held = {**self.state.server, **self.state.extra}
         _check_finite(held, self.method, f"in round {r}", self.history)
+        self._keep(sel, kept)
+        return moved
+
+    def _keep(self, sel: Tensor, kept: Params) -> None:
+        # What clients keep of a round.
         for name, value in kept.items():
             self.state.clients[name][sel] = value
-        return moved
 
     def _note_executors(self) -> None:
         known = set(self.history.executor.split("+")) - {""}

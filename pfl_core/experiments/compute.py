@@ -177,11 +177,19 @@ def _initial_state(
         return _initial_state(call, method, source)
     ended = _ended(kept)
     if experiment.adopt:
-        method.task.joins = State(kept["server"], {}, kept["extra"])
+        server, extra = (_of_type(kept[n], method.task.dtype) for n in ("server", "extra"))
+        method.task.joins = State(server, {}, extra)
         ended = select(ended, method.task.constants) | _alike(kept, method)
     new = method.task.named_head if experiment.new_head else ()
     method.task.start_from(select(ended, lambda n: n not in new))
     return None
+
+
+def _of_type(tree: Any, dtype: torch.dtype) -> Any:
+    # Floats in a dict of tensors, at any depth, as the run that takes them computes.
+    if isinstance(tree, dict):
+        return {n: _of_type(v, dtype) for n, v in tree.items()}
+    return tree.to(dtype) if tree.dtype in (torch.float32, torch.float64) else tree
 
 
 def _alike(kept: dict[str, Any], method: Method) -> Params:

@@ -245,7 +245,8 @@ class Experiment:
     )
     holdout: float = number(
         0.0,
-        "Share of each client's training samples that SGD never sees; some methods need it",
+        "Share of each client's training samples that SGD never sees; some methods need it. They "
+        "count where a server weighs clients",
         low=0,
         below=1,
     )

@@ -98,7 +98,18 @@ def canonical(e: Any) -> dict[str, Any]:
         "finetune": finetune.canonical(getattr(e, "finetune", []), e.lr),
         "augment": _plain(augment.canonical(getattr(e, "augment", []))),
         "plugins": [],  # what comes from them counts, see `Experiment.code`
+        **_computed_otherwise(e, everyone),
     }
+
+
+def _computed_otherwise(e: Any, everyone: bool) -> dict[str, Any]:
+    # Runs that version 0.3 computes otherwise than the ones before are others.
+    method = METHODS.get(e.method)
+    frozen = getattr(e, "adopt", False) and e.rounds and not (method and method.adopts)
+    out = {"adopt": "by a server that does not learn"} if frozen else {}
+    if getattr(e, "stragglers", 0) and e.eval_after and not everyone:
+        out["stragglers"] = f"{e.stragglers}, also in the last evaluation"
+    return out
 
 
 def _args(e: Any, field: str) -> dict[str, Any]:

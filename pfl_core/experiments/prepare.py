@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import nn
 
 from pfl_core import models
@@ -100,6 +101,8 @@ def prepared(call: Call) -> Prepared:
     options = vocabulary(e)
     method = build_method(e, data, call.store, options)
     _check_evaluated(data, method.task.config)
+    if e.init_from and not e.adopt:
+        _check_start(e, method)
     if e.earlier:
         _check_source(call, method, data)
     return Prepared(call, data, method, options, _warn_of_leak(call, data))
@@ -162,6 +165,28 @@ def _check_source(call: Call, method: Method, data: ClientData) -> None:
                 f"init_from's model {has}, this one has {n} of shape {tuple(v.shape)}; "
                 "use the same model; new_head=True draws a head anew"
             )
+
+
+def _check_start(experiment: Experiment, method: Method) -> None:
+    # ValueError where clients would not begin with what init_from gives.
+    if experiment.head_init == "own" and not experiment.new_head:
+        raise ValueError(
+            "Experiment(head_init='own') draws a head for each client, in place of the one that "
+            "init_from gives; leave head_init out, or say new_head=True"
+        )
+    task, first = method.task, torch.zeros(1, dtype=torch.long, device=method.task.device)
+    given = dict(task.initial)
+    task.initial |= {n: given[n] + 1 for n in task.parameters}
+    other = method.begin(method.init(), first)
+    task.initial |= given
+    mine = method.begin(method.init(), first)
+    body = [n for n in task.parameters if n not in task.named_head and n in mine]
+    if same := [n for n in body if torch.equal(mine[n], other[n])]:
+        raise ValueError(
+            f"clients of {method.name} begin with a model that the method makes itself, so that "
+            f"init_from would change nothing in {same[0]}; leave it out, or let new clients join "
+            "a trained server with adopt=True"
+        )
 
 
 def _check_drawn_beside(experiment: Experiment, there: nn.Module, here: nn.Module) -> None:

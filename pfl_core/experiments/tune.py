@@ -12,6 +12,7 @@ import pandas as pd
 
 from pfl_core import optim
 from pfl_core.data import pools
+from pfl_core.engine import finetune
 from pfl_core.engine.finetune import moments
 from pfl_core.engine.participation import evaluates_after
 from pfl_core.engine.scoring import COUNTED, LARGE, less_is_better, list_metrics
@@ -164,6 +165,13 @@ def planned(
         seeded(experiment, seed)
     _check_judge(list(made.values()), metric)
     tuned = min((moments(e.finetune) for e in made.values()), key=len)
+    stages = {json.dumps(finetune.plain(e.finetune)) for e in made.values()}
+    if len(stages) > 1 and {*whens} <= {"before", "after"}:
+        raise ValueError(
+            f"tune(when={when!r}): fine-tuning comes after the last round, so that 'before' and "
+            "'after' say nothing of choices of finetune; give when='tuned 3', of the epoch that "
+            "counts, or all of them, of which each choice counts at its best"
+        )
     for one in whens:
         legal = ("before", "after", *tuned)
         checks.known("when", one, legal, "each choice must be evaluated then")

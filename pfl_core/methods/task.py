@@ -170,8 +170,12 @@ class Task:
         return expand(self.initial, self.K) | self.own_heads
 
     def start_from(self, values: Params) -> None:
-        """Take the initial model from `values` {name: (*shape)}, as far as it has the names."""
-        self.initial |= {n: v.clone() for n, v in values.items() if n in self.initial}
+        """Take the initial model from `values` {name: (*shape)}, as far as it has the names.
+
+        Numbers become those of the model's types.
+        """
+        like = self.initial
+        self.initial |= {n: v.to(like[n].dtype, copy=True) for n, v in values.items() if n in like}
         for n in self.constants.keys() & values.keys():
             self.constants[n].copy_(values[n])
 

@@ -173,6 +173,21 @@ def test_evaluation_and_fine_tuning_know_no_stragglers():
         assert torch.equal(series[0], found[1].history.evals[key][0]), key
 
 
+@pytest.mark.parametrize("participation", [0.5, 1.0])
+@pytest.mark.parametrize("fails", [dict(stragglers=1.0), dict(stragglers=0.5, client_dropout=0.4)])
+def test_the_last_evaluation_is_as_that_of_any_round(fails, participation, tmp_path):
+    """Equal in a longer run, and in one that ends there by "finish", which has the same id."""
+    e = Experiment(model="mlp", clients=4, rounds=4, max_samples=40, batch=5, epochs=3, lr=0.1)
+    e = e.but(participation=participation, eval_after=True, **fails)
+    short, long = run(e.but(rounds=2), store=tmp_path / "a"), run(e, store=tmp_path / "b")
+    end = run(e, store=tmp_path / "c", on_round=lambda r, h: "finish" if r == 2 else None)
+    assert end.id == short.id
+    for name, series in short.arrays.items():
+        if name.startswith("after/"):
+            assert np.array_equal(series, end.arrays[name]), name
+            np.testing.assert_allclose(series[2], long.arrays[name][2], rtol=1e-5)
+
+
 def test_a_result_says_who_answered(tmp_path):
     result = run(OWN, store=tmp_path, device="cpu")
     config = replace(CONFIG, participation=1.0, client_dropout=0.5)

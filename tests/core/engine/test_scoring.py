@@ -404,8 +404,19 @@ def test_a_round_in_which_nobody_has_it_is_not_replaced_by_another(tmp_path):
     register_metric("early", lambda y, scores: np.nan if np.ptp(scores) > 1.5 else 0.5)
     found = run(OWN.but(metrics=("early",), lr=1.0, rounds=6), fed=own(), store=tmp_path)
     assert means(found, at=0)["early_clients"] > 0 and means(found)["early_clients"] == 0
-    with pytest.raises(ValueError, match="early is undefined for all clients in the round"):
-        pick(found.rows, metric="early")
+    for select, where in (("last", "the round"), ("last10", "one of the rounds")):
+        with pytest.raises(ValueError, match=f"early is undefined for all clients in {where}"):
+            pick(found.rows, select, metric="early")
+
+
+def test_the_last_ten_evaluations_count_those_that_have_the_metric_in_each(tmp_path):
+    register_metric("few", lambda y, scores: np.nan if np.ptp(scores) > 3.0 else 0.5)
+    found = run(OWN.but(metrics=("few",), lr=0.01, rounds=14), fed=own(), store=tmp_path)
+    at = found.history.query("when == 'before' and split == 'test' and metric == 'few_clients'")
+    counts = at[at["rounds"] > 0].value.tail(10).astype(int)
+    assert len(counts) == 10 and 0 < counts.min() < counts.max()
+    said = table(found, metric="few", select="last10").caption
+    assert f"over {counts.min()} to {counts.max()} of" in said
 
 
 @pytest.mark.parametrize("select", ["best_val", "best_test"])

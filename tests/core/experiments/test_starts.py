@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import pfl_core
 from pfl_core import Experiment, Federation, run, sweep, tune
 from pfl_core.experiments.store import load_result, said_to_be
+from pfl_core.methods.base import METHODS
 from tests.core.methods.setting import OURS
 
 SMALL = dict(model="mlp", model_args={"hidden": 8}, batch=8, lr=0.1, holdout=0.2)
@@ -293,3 +295,69 @@ def test_the_page_is_right(store):
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     doctest.DocTestRunner(verbose=False, optionflags=options).run(example, out=said.append)
     assert not said, "".join(said)
+
+
+# ---------------------------------------------------------------- what a start changes
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_clients_begin_with_what_is_given_or_it_is_refused(name, store):
+    """No number of a start is lost: the body that clients begin with is the source's."""
+    first = DIGITS.but(rounds=1, lr=0.1)
+    e = first.but(method=name, method_args=None, rounds=0, keep_models=True, init_from=first)
+    try:
+        kept = run(e).kept("models.pt")
+    except ValueError as error:
+        assert name in ("pfedhn", "pfedhn_pc") and "would change nothing in" in str(error)
+        return
+    given = run(first.but(keep_models=True)).model(0).state_dict()
+    head = {"fc.weight", "fc.bias"}
+    body = given.keys() - head
+    assert body and name not in ("pfedhn", "pfedhn_pc")
+    begun = {n: v[0] for part in ("models", "clients") for n, v in kept[part].items()}
+    begun |= kept["server"]  # models are what is served: of Per-FedAvg adapted ones
+    for n in body:
+        torch.testing.assert_close(begun[n], given[n])
+
+
+@pytest.mark.parametrize("source", ["Experiment", "file"])
+def test_heads_are_not_drawn_over_those_that_are_given(source, store, tmp_path):
+    first = DIGITS.but(rounds=1, keep_models=True)
+    path = tmp_path / "w.pt"
+    torch.save(run(first).model(0).state_dict(), path)
+    e = DIGITS.but(rounds=0, init_from=path if source == "file" else first, head_init="own")
+    with pytest.raises(ValueError, match="draws a head for each client, in place of"):
+        run(e)
+    assert run(e.but(new_head=True)).ok
+    if source == "Experiment":
+        assert run(e.but(adopt=True)).ok
+
+
+@pytest.mark.parametrize("adopt", [True, False])
+@pytest.mark.parametrize(("there", "here"), [("float32", "float64"), ("float64", "float32")])
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "pfedhn"])
+def test_a_start_takes_the_type_of_the_run(method, there, here, adopt, store):
+    if method == "pfedhn" and not adopt:
+        return  # it begins with no start
+    first = DIGITS.but(method=method, rounds=1, dtype=there)
+    e = first.but(dtype=here, rounds=1, init_from=first, adopt=adopt)
+    loss = "metric == 'loss' and when == 'before' and rounds == 0"
+    values = [run(x).rows.query(loss).value.item() for x in (e, e.but(dtype=there))]
+    assert values[0] == pytest.approx(values[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_server_does_not_learn_from_new_clients(name, store):
+    first = DIGITS.but(method=name, method_args=None, rounds=1, keep_models=True)
+    e = first.but(rounds=2, init_from=first, adopt=True)
+    try:
+        joined = run(e)
+    except ValueError as error:
+        assert "cannot adopt new ones" in str(error)
+        return
+    there, here = run(first).kept("models.pt"), joined.kept("models.pt")
+    assert here["server"].keys() == there["server"].keys()
+    for n, v in there["server"].items():
+        assert torch.equal(v, here["server"][n]), n
+    if not METHODS[name].adopts:
+        assert not joined.rows.query("metric == 'upload_bytes'").value.any()

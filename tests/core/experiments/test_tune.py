@@ -76,13 +76,15 @@ def test_tune_names_other_runs_by_their_ids(store):
 def test_what_an_experiment_takes_is_labelled(name, values, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({}, "w.pt")
-    e = Experiment(**VAL | {"method": "fedprox"})
-    made = tuning.planned(e, {name: values})
+    e, how = Experiment(**VAL | {"method": "fedprox"}), {}
+    if name == "finetune":  # the Experiment as it is, the first draw, is another choice
+        e, how = e.but(finetune={"epochs": 1}), {"when": "tuned 1"}
+    made = tuning.planned(e, {name: values}, **how)
     wanted = [e.but(**{name: v}).plain() for v in values]
     assert [m.plain() for m in made.values()] == wanted[: len(made)]
     assert len(made) == len({json.dumps(w) for w in wanted})
     assert all(list(json.loads(label)) == [name] for label in made)
-    assert len(tuning.planned(e, {name: values}, draws=9)) <= len(values) + 1
+    assert len(tuning.planned(e, {name: values}, draws=9, **how)) <= len(values) + 1
 
 
 @pytest.mark.parametrize(
@@ -332,3 +334,17 @@ def test_seeds_reach_what_choices_start_from(store):
     want = [tuning.seeded(new.but(lr=0.1), s).id for s in (1, 2)]
     assert rows.run.drop_duplicates().tolist() == want
     assert tuning.seeded(new, 2).init_from.seed == 2
+
+
+def test_choices_of_fine_tuning_are_judged_after_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PFL_RUNS", str(tmp_path))
+    e = Experiment(clients=4, model="mlp", rounds=1, lr=0.05, max_samples=40, batch=8)
+    e = e.but(partition_args={"split": "50/25/25"})
+    choices = [{"epochs": 1, "lr": 1e-9}, {"epochs": 1, "lr": 0.1}]
+    for when in ("before", "after", ("before", "after")):
+        with pytest.raises(ValueError, match="say nothing of choices of finetune"):
+            tune(e, {"finetune": choices}, when=when, device="cpu")
+    for given in (choices, choices[::-1]):
+        for when in ("tuned 1", ("before", "tuned 1")):
+            best, _ = tune(e, {"finetune": given}, when=when, device="cpu")
+            assert best.finetune[0]["lr"] == 0.1

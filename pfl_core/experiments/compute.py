@@ -141,7 +141,8 @@ def _beginning(call: Call) -> Path | None:
     shorter = {}
     for path in call.store.glob("*/state.pt"):
         meta = (read_about(path.parent) or {"meta": {}})["meta"]
-        if (meta.get("status"), meta.get("course")) != ("done", call.course):
+        # A state is kept at the end of all rounds, also where fine-tuning diverged after them.
+        if meta.get("course") != call.course:
             continue
         # One of as many rounds differs in its fine-tuning, which follows them.
         if meta.get("rounds") not in range(call.experiment.rounds + 1):

@@ -271,6 +271,21 @@ def test_it_goes_on_from_the_end_of_a_run_without_it(store, monkeypatch):
     same(run(TINY.but(finetune=LP_FT), store=store), whole)
 
 
+def test_it_goes_on_from_rounds_whose_fine_tuning_diverged(store, monkeypatch):
+    broken = run(
+        TINY.but(finetune=[*LP_FT, {"epochs": 2, "lr": 1e30}]), store=store, keep_state=True
+    )
+    assert not broken.ok
+    whole = run(TINY.but(finetune=LP_FT), store=store / "whole")
+    no_rounds(monkeypatch)
+    same(run(TINY.but(finetune=LP_FT), store=store), whole)
+
+
+def test_no_run_goes_on_from_rounds_that_diverged(store):
+    assert not run(TINY.but(lr=1e30), store=store, keep_state=True).ok
+    assert not list(store.rglob("state.pt"))
+
+
 def test_a_stored_run_without_its_end_says_so(store):
     run(TINY, store=store)
     with pytest.warns(UserWarning, match="keep_state: .* recompute=True"):

@@ -56,7 +56,7 @@ def test_statistics_and_heads_of_the_clients_own(tmp_path):
         model="lenet", model_args={"bn": True}, init_from=tmp_path / "w.pt", method="fedper"
     )
     for k, own in ((0, "common"), (1, "own")):
-        served = run(e.but(head_init=own), workers=1).model(k).state_dict()
+        served = run(e.but(head_init=own, new_head=own == "own"), workers=1).model(k).state_dict()
         assert torch.equal(served["bn1.running_mean"], given["bn1.running_mean"])
         assert torch.equal(served["fc.weight"], given["fc.weight"]) == (own == "common")
 

@@ -131,6 +131,16 @@ def _cost(experiment: Experiment, device: str) -> tuple[int, float, float]:
         raise ValueError(f"{cell}: {error}; {leave}") from None
 
 
+def _without_idle_starts(cells: list[Experiment], train: bool) -> list[Experiment]:
+    # What others start from is trained for those that are not there: committed rows hold no models.
+    def is_start(e: Experiment) -> bool:
+        return str(e.tags.get("row")).endswith(START)
+
+    asked = [cell for cell in cells if not is_start(cell)]
+    needed = {json.dumps(e.plain()) for e in lacking(asked, train)}
+    return [e for e in cells if not is_start(e) or json.dumps(e.plain()) in needed]
+
+
 def compute(
     paper: str | Paper,
     *,
@@ -179,6 +189,7 @@ def compute(
     if tuning := [e for e in cells if e.tags["artefact"] == papers.TUNING]:
         sweeps.sweep(tuning, **common)
         cells = asked()  # with what they choose
+    cells = _without_idle_starts(cells, train)
     order = list(dict.fromkeys(e.tags["artefact"] for e in cells))
     cells.sort(key=lambda e: (order.index(e.tags["artefact"]), e.seed, len(with_sources(e))))
     # At medium and paper the end is kept, so that a column whose contrasts still move can go on.

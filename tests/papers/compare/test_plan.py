@@ -321,3 +321,17 @@ def test_sources_are_runs_too(home):
     assert [x.rounds for x in plan.with_sources(e)] == [1, 2] and plan.with_sources(e)[
         0
     ].keep_models
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_others_start_from_is_trained_for_those_that_are_not_there(there, home, monkeypatch):
+    cells = plan.planned("pfedhn", profile="smoke", artefacts=["table1"], methods=["lgfedavg"])
+    starts = {e.tags["row"] for e in cells if e.tags["row"].endswith(plan.START)}
+    assert starts
+    # Committed rows hold no models, so that a start itself is never there.
+    ends = lambda e, train: there and not e.tags["row"].endswith(plan.START)  # noqa: E731
+    monkeypatch.setattr(plan.parameters, "is_there", ends)
+    left = plan._without_idle_starts(cells, train=False)
+    assert {e.tags["row"] for e in cells} - {e.tags["row"] for e in left} == (
+        starts if there else set()
+    )

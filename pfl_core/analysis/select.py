@@ -131,16 +131,17 @@ def ten(rows: pd.DataFrame, when: str) -> pd.DataFrame:
     return at.groupby(RUN, sort=False).tail(10)
 
 
-def _last_ten(test: pd.DataFrame, ten: pd.DataFrame) -> pd.DataFrame:
-    if len(blind := test[~test.run.isin(ten.run)]):
+def _last_ten(test: pd.DataFrame, at: pd.DataFrame) -> pd.DataFrame:
+    # at: the evaluations, as `ten` gives them.
+    if len(blind := test[~test.run.isin(at.run)]):
         raise ValueError(
             "select='last10' averages evaluations after round 0, and these rows have none: "
             f"{_whose(blind)}; use 'last'"
         )
-    tail = test.merge(ten, on=[*RUN, "rounds"])
+    tail = test.merge(at, on=[*RUN, "rounds"])
     of_each = tail.groupby(RUN, sort=False).value
     tail = tail.assign(value=of_each.transform("mean"), n=of_each.transform("size"))
-    of = tail[RUN].merge(ten.groupby(RUN, sort=False).size().rename("n").reset_index(), on=RUN)
+    of = tail[RUN].merge(at.groupby(RUN, sort=False).size().rename("n").reset_index(), on=RUN)
     whole = tail[tail.n.to_numpy() == of.n.to_numpy()]  # a metric may be undefined in some
     return whole.drop(columns="n").groupby(RUN, sort=False).tail(1)
 

@@ -32,6 +32,7 @@ from pfl_core.experiments.store import Result
 from pfl_core.methods.base import Method, check_adopts
 from pfl_core.methods.task import TrainConfig
 from pfl_core.util import gpu
+from pfl_core.util.draws import Draws
 from pfl_core.util.say import say
 
 REPEATED = 1024  # the largest batch that may be more than twice what any client trains on
@@ -177,9 +178,11 @@ def _check_start(experiment: Experiment, method: Method) -> None:
     task, first = method.task, torch.zeros(1, dtype=torch.long, device=method.task.device)
     given = dict(task.initial)
     task.initial |= {n: given[n] + 1 for n in task.parameters}
-    other = method.begin(method.init(), first)
+    with Draws(0):
+        other = method.begin(method.init(), first)
     task.initial |= given
-    mine = method.begin(method.init(), first)
+    with Draws(0):  # what it draws is the same, and moves no generator of the user's
+        mine = method.begin(method.init(), first)
     body = [n for n in task.parameters if n not in task.named_head and n in mine]
     if same := [n for n in body if torch.equal(mine[n], other[n])]:
         raise ValueError(

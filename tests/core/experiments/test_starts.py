@@ -12,7 +12,7 @@ import torch
 import pfl_core
 from pfl_core import Experiment, Federation, run, sweep, tune
 from pfl_core.experiments.store import load_result, said_to_be
-from pfl_core.methods.base import METHODS
+from pfl_core.methods.base import METHODS, Method
 from tests.core.methods.setting import OURS
 
 SMALL = dict(model="mlp", model_args={"hidden": 8}, batch=8, lr=0.1, holdout=0.2)
@@ -361,3 +361,17 @@ def test_a_server_does_not_learn_from_new_clients(name, store):
         assert torch.equal(v, here["server"][n]), n
     if not METHODS[name].adopts:
         assert not joined.rows.query("metric == 'upload_bytes'").value.any()
+
+
+def test_the_trial_of_a_start_moves_no_generator(store):
+    def init(self):
+        state = Method.init(self)
+        state.extra["drawn"] = torch.rand(3, dtype=self.task.dtype)
+        return state
+
+    type("DrawsAtInit", (Method,), {"name": "draws_at_init", "init": init, "__module__": __name__})
+    before = torch.get_rng_state()
+    first = DIGITS.but(method="draws_at_init")
+    assert run(first.but(rounds=0, init_from=first)).ok
+    assert torch.equal(torch.get_rng_state(), before)
+    del METHODS["draws_at_init"]
